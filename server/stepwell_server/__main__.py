@@ -1,0 +1,55 @@
+"""`python -m stepwell_server`: what `stepwell server` and `stepwell migrate` start."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Coroutine, Sequence
+from typing import Any
+
+import uvloop
+
+from stepwell_server import app, config, telemetry
+from stepwell_server.api.access import PolicyNotFound
+from stepwell_server.api.listeners import CannotListen
+from stepwell_server.domain.errors import StepwellError
+from stepwell_server.storage.server import ClockModeMismatch
+from stepwell_server.storage.sqlite import FileInUse
+
+_REFUSALS = (config.InvalidSettings, FileInUse, ClockModeMismatch, CannotListen, PolicyNotFound, StepwellError)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run `serve` (the default) or `migrate`. A refusal is one readable line and exit code 1, bad settings 2."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    command = given.pop(0) if given and given[0] in ("serve", "migrate") else "serve"
+    program = "stepwell migrate" if command == "migrate" else "stepwell server"
+    try:
+        settings = config.load(given, program)
+        telemetry.configure_logs(settings.log_format, settings.log_level)
+        _run(_migrate(settings) if command == "migrate" else app.serve(settings, _announce))
+    except _REFUSALS as refusal:
+        print(f"stepwell: {refusal}", file=sys.stderr)
+        return 2 if isinstance(refusal, config.InvalidSettings) else 1
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+async def _migrate(settings: config.Settings) -> None:
+    version = await app.migrate_database(settings)
+    print(f"the database is at schema {version}")
+
+
+def _announce(addresses: app.Addresses) -> None:
+    """One line that programs wait for, then what a person may want to do next."""
+    print(f"listening on {addresses.listen} (ops {addresses.ops_listen})")
+    print(f"  try:  stepwell info --server {addresses.listen}")
+    print(f"        grpcurl -plaintext {addresses.listen} list", flush=True)
+
+
+def _run(work: Coroutine[Any, Any, None]) -> None:
+    uvloop.run(work)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

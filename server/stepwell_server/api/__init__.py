@@ -1,0 +1,1 @@
+"""Protobuf begins and ends here: servicers validate, delegate and translate, and nothing else."""

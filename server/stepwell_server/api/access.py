@@ -1,0 +1,130 @@
+"""Who may call what: the table of methods, and the seam where a deployment puts its policy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from importlib import import_module
+from typing import Protocol
+
+
+class Category(StrEnum):
+    """What a method does, as far as permission goes. Roles are sets of these."""
+
+    CREATE = "create"
+    MANAGE = "manage"
+    EVENT = "event"
+    WORK = "work"
+    DISPATCH = "dispatch"
+    READ = "read"
+    ADMIN = "admin"
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """What is known of a caller before it is believed: its address and what it sent along."""
+
+    peer: str
+    metadata: Mapping[str, str | bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Somebody a policy has recognised. Limits, replies by request_id and audit lines go by the name."""
+
+    name: str
+
+
+class Policy(Protocol):
+    """Decides who a caller is and what it may do. Configured with --policy module:name."""
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        """Who this is, or raise `Unauthenticated`."""
+
+    def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
+        """Whether the principal may do this there. An empty namespace means the server itself."""
+
+
+class AllowAll:
+    """Everybody may do everything: for a server that only its own machine can reach."""
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        """Everybody is the same."""
+        return Principal("anonymous")
+
+    def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
+        """Yes."""
+        return True
+
+
+class PolicyNotFound(Exception):
+    """--policy names something that cannot be imported."""
+
+
+def load_policy(name: str) -> Policy:
+    """The policy that `module:name` makes, or the one that allows everything if none is named."""
+    if not name:
+        return AllowAll()
+    module, _, attribute = name.partition(":")
+    try:
+        policy: Policy = getattr(import_module(module), attribute)()
+    except (ImportError, AttributeError, ValueError) as error:
+        raise PolicyNotFound(f"policy {name}: {error}") from None
+    return policy
+
+
+def _service(name: str, **categories: Category) -> dict[str, Category]:
+    return {f"/stepwell.v1.{name}/{method}": category for method, category in categories.items()}
+
+
+METHODS: dict[str, Category] = {
+    **_service(
+        "WorkflowService",
+        ListWorkflows=Category.READ,
+        CreateInstance=Category.CREATE,
+        CreateInstances=Category.CREATE,
+        GetInstance=Category.READ,
+        ListInstances=Category.READ,
+        PauseInstance=Category.MANAGE,
+        ResumeInstance=Category.MANAGE,
+        TerminateInstance=Category.MANAGE,
+        RestartInstance=Category.MANAGE,
+        SendEvent=Category.EVENT,
+        SendEvents=Category.EVENT,
+        GetHistory=Category.READ,
+        WaitInstance=Category.READ,
+        WatchInstances=Category.READ,
+    ),
+    **_service(
+        "WorkerService",
+        Connect=Category.WORK,
+        RegisterHandlers=Category.WORK,
+        ClaimTasks=Category.WORK,
+        RenewTasks=Category.WORK,
+        CommitTask=Category.WORK,
+        ListWorkers=Category.READ,
+    ),
+    **_service(
+        "DispatcherService",
+        WakeStream=Category.DISPATCH,
+        GetNextWake=Category.DISPATCH,
+        Process=Category.DISPATCH,
+    ),
+    **_service(
+        "NamespaceService",
+        CreateNamespace=Category.ADMIN,
+        ListNamespaces=Category.READ,
+        UpdateNamespace=Category.ADMIN,
+    ),
+    **_service("ServerService", GetServerInfo=Category.READ),
+    **_service("ClockService", GetClock=Category.READ, AdvanceClock=Category.ADMIN),
+    "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Category.READ,
+    "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Category.READ,
+}
+"""Every method and its category. One that is missing here is denied to everybody."""
+
+OPEN_METHODS = frozenset(
+    {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/List", "/grpc.health.v1.Health/Watch"}
+)
+"""What a caller needs no permission for."""

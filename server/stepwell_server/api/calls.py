@@ -1,0 +1,49 @@
+"""A call on its way through the server: who makes it, and what the log knows it by."""
+
+from __future__ import annotations
+
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+from google.protobuf.message import Message
+from grpc import StatusCode, aio
+
+from stepwell_server.api.access import Principal
+from stepwell_server.engine.requests import Request
+
+Context: TypeAlias = aio.ServicerContext[Any, Any]
+
+ANYBODY = Principal("")
+"""A caller that has not been asked who it is."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One RPC, unary or stream."""
+
+    method: str
+    streaming: bool
+    context: Context
+    log_id: str = field(default_factory=lambda: uuid4().hex)
+    principal: Principal = ANYBODY
+    code: StatusCode = StatusCode.OK
+
+
+current: ContextVar[Call] = ContextVar("current_call")
+"""The call that this task serves."""
+
+
+def request_of(message: Message) -> Request:
+    """What a mutating use case must know of the call: the message without its request_id is what it asks."""
+    call = current.get()
+    body = type(message)()
+    body.CopyFrom(message)
+    body.ClearField("request_id")
+    return Request(
+        principal=call.principal.name,
+        method=call.method,
+        request_id=message.request_id,  # type: ignore[attr-defined]
+        body=body.SerializeToString(deterministic=True),
+    )

@@ -1,0 +1,36 @@
+"""ClockService."""
+
+from __future__ import annotations
+
+from stepwell.v1 import clock_pb2 as pb
+from stepwell.v1.clock_pb2_grpc import ClockServiceServicer
+from stepwell_server.api import convert
+from stepwell_server.api.calls import Context, request_of
+from stepwell_server.domain.errors import InvalidField
+from stepwell_server.engine.clock import Clock
+
+
+class ClockServicer(ClockServiceServicer):
+    """Translates between the wire and `engine.clock`."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+
+    async def GetClock(self, request: pb.GetClockRequest, context: Context) -> pb.GetClockResponse:
+        reading = await self._clock.read()
+        return pb.GetClockResponse(
+            now=convert.timestamp_to_pb(reading.now),
+            virtual=reading.virtual,
+            lease_now=convert.timestamp_to_pb(reading.lease_now),
+        )
+
+    async def AdvanceClock(self, request: pb.AdvanceClockRequest, context: Context) -> pb.AdvanceClockResponse:
+        caller = request_of(request)
+        match request.WhichOneof("target"):
+            case "by":
+                now = await self._clock.advance(caller, by=convert.duration_from_pb(request.by))
+            case "to":
+                now = await self._clock.advance(caller, to=convert.timestamp_from_pb(request.to))
+            case _:
+                raise InvalidField("say how far to go: by, or to", field="target")
+        return pb.AdvanceClockResponse(now=convert.timestamp_to_pb(now), arrived=True)

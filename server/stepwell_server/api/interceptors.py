@@ -1,0 +1,274 @@
+"""What surrounds every call: logs and metrics, errors, authorisation, admission, deadlines, parsing.
+
+Each concern is one async context manager around the call, so that it is written once for unary calls and streams
+alike. `Pipeline` nests them in the order of `layers()`, parses the raw bytes itself (grpc.aio would answer an
+undecodable request with UNKNOWN and the exception's text) and hands the servicer a checked message.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import structlog
+from google.protobuf.message import DecodeError, Message
+from grpc import HandlerCallDetails, StatusCode, aio
+
+from stepwell_server.api import validate
+from stepwell_server.api.access import METHODS, OPEN_METHODS, Caller, Policy, Principal
+from stepwell_server.api.calls import Call, Context, current
+from stepwell_server.api.errors import DETAILS_KEY, code_of, to_status
+from stepwell_server.domain.errors import (
+    Internal,
+    MalformedRequest,
+    MethodUnimplemented,
+    PermissionDenied,
+    ServerBusy,
+    ServerDeadline,
+    StepwellError,
+    StreamLimit,
+)
+from stepwell_server.domain.namespaces import DEFAULT_NAMESPACE
+from stepwell_server.telemetry import Metrics
+
+Layer: TypeAlias = Callable[[Call], AbstractAsyncContextManager[None]]
+Handler: TypeAlias = Any  # grpc's RpcMethodHandler, whose shape its type stubs do not tell
+
+LOG_ID_KEY = "x-request-id"
+_LONGEST_LOG_ID = 64
+
+log = structlog.get_logger()
+
+
+class Pipeline(aio.ServerInterceptor):
+    """Wraps every method once, with all layers around it."""
+
+    def __init__(self, layers: list[Layer], policy: Policy) -> None:
+        self._layers = layers
+        self._policy = policy
+        self._wrapped: dict[str, Handler] = {}
+
+    async def intercept_service(
+        self, continuation: Callable[[HandlerCallDetails], Awaitable[Any]], details: HandlerCallDetails
+    ) -> Any:
+        """The handler with everything around it; None for a method that does not exist."""
+        method = details.method
+        if method not in self._wrapped:
+            handler = await continuation(details)
+            if handler is None:
+                return None
+            self._wrapped[method] = self._wrap(handler, method)
+        return self._wrapped[method]
+
+    def _wrap(self, handler: Handler, method: str) -> Handler:
+        serve = self._stream(handler, method) if handler.response_streaming else self._unary(handler, method)
+        shape = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
+        return handler._replace(request_deserializer=None, **{shape: serve})
+
+    def _unary(self, handler: Handler, method: str) -> Any:
+        inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
+
+        async def serve(raw: Any, context: Context) -> Any:
+            async with self._around(Call(method, handler.request_streaming, context)) as call:
+                return await inner(self._request(handler, raw, call), context)
+
+        return serve
+
+    def _stream(self, handler: Handler, method: str) -> Any:
+        inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
+
+        async def serve(raw: Any, context: Context) -> Any:
+            async with self._around(Call(method, True, context)) as call:
+                answer = inner(self._request(handler, raw, call), context)
+                if isinstance(answer, Awaitable):  # a servicer that writes to the context itself, as health's Watch
+                    await answer
+                    return
+                async for response in answer:
+                    yield response
+
+        return serve
+
+    @asynccontextmanager
+    async def _around(self, call: Call) -> AsyncIterator[Call]:
+        current.set(call)
+        async with AsyncExitStack() as stack:
+            for layer in self._layers:
+                await stack.enter_async_context(layer(call))
+            yield call
+
+    def _request(self, handler: Handler, raw: Any, call: Call) -> Any:
+        if handler.request_streaming:
+            return _parsed_stream(handler, raw)
+        message = _parsed(handler, raw)
+        self._permit(call, message)
+        return message
+
+    def _permit(self, call: Call, message: Message) -> None:
+        """Ask the policy, now that the namespace is known. Streams name theirs in their first message and ask there."""
+        if call.method in OPEN_METHODS:
+            return
+        category = METHODS.get(call.method)
+        if category is None or not self._policy.allows(call.principal, category, _namespace(message)):
+            raise PermissionDenied("the caller may not do this here", category=category or "none")
+
+
+def _arity(streaming: bool) -> str:
+    return "stream" if streaming else "unary"
+
+
+def _parsed(handler: Handler, raw: bytes) -> Message:
+    try:
+        message: Message = handler.request_deserializer(raw)
+    except DecodeError:
+        raise MalformedRequest("the request is not a valid message of its type") from None
+    validate.check(message)
+    return message
+
+
+async def _parsed_stream(handler: Handler, raw: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+    async for item in raw:
+        yield _parsed(handler, item)
+
+
+def _namespace(message: Message) -> str:
+    """The namespace that a request is about; empty for one about the server."""
+    if "namespace" not in message.DESCRIPTOR.fields_by_name:
+        return ""
+    return getattr(message, "namespace", "") or DEFAULT_NAMESPACE
+
+
+@dataclass(slots=True)
+class Admission:
+    """How many calls are let in at once. Health is never turned away: a busy server is not a dead one."""
+
+    unary_limit: int
+    stream_limit: int
+    unary: int = 0
+    streams: Counter[str] = field(default_factory=Counter)
+
+    @asynccontextmanager
+    async def layer(self, call: Call) -> AsyncIterator[None]:
+        """Hold a place for as long as the call takes."""
+        if call.streaming:
+            with_place = self._stream_place(call.principal)
+        else:
+            with_place = self._unary_place(exempt=call.method in OPEN_METHODS)
+        async with with_place:
+            yield
+
+    @asynccontextmanager
+    async def _unary_place(self, *, exempt: bool) -> AsyncIterator[None]:
+        if self.unary >= self.unary_limit and not exempt:
+            raise ServerBusy("too many calls at once", retry_after=0.1, limit=self.unary_limit)
+        self.unary += 1
+        try:
+            yield
+        finally:
+            self.unary -= 1
+
+    @asynccontextmanager
+    async def _stream_place(self, principal: Principal) -> AsyncIterator[None]:
+        if self.streams[principal.name] >= self.stream_limit:
+            raise StreamLimit("too many open streams", retry_after=1.0, limit=self.stream_limit)
+        self.streams[principal.name] += 1
+        try:
+            yield
+        finally:
+            self.streams[principal.name] -= 1
+            if not self.streams[principal.name]:
+                del self.streams[principal.name]
+
+
+def layers(policy: Policy, metrics: Metrics, admission: Admission, unary_deadline: float) -> list[Layer]:
+    """All layers, the outermost first."""
+
+    @asynccontextmanager
+    async def observed(call: Call) -> AsyncIterator[None]:
+        """Log and measure the call, whatever becomes of it."""
+        call.log_id = _log_id(call)
+        began = time.monotonic()
+        shape = "stream" if call.streaming else "unary"
+        metrics.in_flight.labels(shape).inc()
+        with structlog.contextvars.bound_contextvars(log_id=call.log_id):
+            try:
+                yield
+            except asyncio.CancelledError:
+                call.code = StatusCode.CANCELLED
+                raise
+            finally:
+                seconds = time.monotonic() - began
+                metrics.in_flight.labels(shape).dec()
+                metrics.calls.labels(call.method, call.code.name).observe(seconds)
+                if call.code is StatusCode.INTERNAL:
+                    metrics.internal_errors.inc()
+                write = log.debug if call.method in OPEN_METHODS else log.info
+                write("call", method=call.method, code=call.code.name, ms=round(seconds * 1000, 1))
+
+    @asynccontextmanager
+    async def translated(call: Call) -> AsyncIterator[None]:
+        """Turn domain errors into statuses, and everything else into INTERNAL without a word of its text."""
+        try:
+            yield
+        except StepwellError as error:
+            await _abort(call, error)
+        except aio.AbortError:  # a servicer of grpc's own packages refused
+            call.code = StatusCode(_code(call.context))
+            raise
+        except NotImplementedError:
+            await _abort(call, MethodUnimplemented("this server does not have that method yet", method=call.method))
+        except Exception:
+            log.exception("call_failed", method=call.method)
+            await _abort(call, Internal("internal error; the server's log has it under this id", log_id=call.log_id))
+
+    @asynccontextmanager
+    async def authenticated(call: Call) -> AsyncIterator[None]:
+        """Find out who calls. Health is open to everybody."""
+        if call.method not in OPEN_METHODS:
+            call.principal = await policy.authenticate(_caller(call))
+        yield
+
+    @asynccontextmanager
+    async def timely(call: Call) -> AsyncIterator[None]:
+        """Give a unary call that brings no deadline the server's own."""
+        if call.streaming or call.context.time_remaining() is not None:
+            yield
+            return
+        try:
+            async with asyncio.timeout(unary_deadline) as limit:
+                yield
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            raise ServerDeadline("the call took too long; bring a deadline of your own", limit=unary_deadline) from None
+
+    return [observed, translated, authenticated, admission.layer, timely]
+
+
+async def _abort(call: Call, error: StepwellError) -> None:
+    call.code = code_of(error)
+    status = to_status(error)
+    trailer = ((DETAILS_KEY, status.SerializeToString()), (LOG_ID_KEY, call.log_id))
+    await call.context.abort(call.code, status.message, trailing_metadata=trailer)
+
+
+def _code(context: Any) -> Any:
+    number = context.code()
+    return next(code for code in StatusCode if code.value[0] == number)
+
+
+def _caller(call: Call) -> Caller:
+    metadata = dict(call.context.invocation_metadata() or ())
+    return Caller(peer=call.context.peer(), metadata=metadata)
+
+
+def _log_id(call: Call) -> str:
+    """The caller's own id for this call, if it is one that a log can hold."""
+    given = _caller(call).metadata.get(LOG_ID_KEY, "")
+    if isinstance(given, str) and 0 < len(given) <= _LONGEST_LOG_ID and given.isascii() and given.isprintable():
+        return given
+    return call.log_id

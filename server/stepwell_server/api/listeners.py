@@ -1,0 +1,134 @@
+"""The API's listener: the gRPC server, its options and its services."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import grpc
+from grpc import aio
+from grpc_health.v1 import health_pb2_grpc
+from grpc_reflection.v1alpha import reflection
+
+from stepwell.v1 import (
+    clock_pb2_grpc,
+    dispatchers_pb2_grpc,
+    namespaces_pb2_grpc,
+    server_pb2_grpc,
+    workers_pb2_grpc,
+    workflows_pb2_grpc,
+)
+from stepwell_server.api.access import METHODS
+from stepwell_server.api.clock import ClockServicer
+from stepwell_server.api.health import Health
+from stepwell_server.api.interceptors import Pipeline
+from stepwell_server.api.namespaces import NamespaceServicer
+from stepwell_server.api.server import ServerServicer
+
+MESSAGE_BYTES = 4 * 1024 * 1024
+METADATA_BYTES = 8192
+CONCURRENT_RPCS = 12_000
+
+OPTIONS: list[tuple[str, int]] = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    # Equal, because between the soft and the hard limit gRPC refuses at random.
+    ("grpc.max_metadata_size", METADATA_BYTES),
+    ("grpc.absolute_max_metadata_size", METADATA_BYTES),
+    ("grpc.max_concurrent_streams", 1000),
+    # A frozen client is noticed after 8 + 5 seconds. It takes the ping timeout: the keepalive timeout alone, without
+    # it, was seen to take 70 seconds.
+    ("grpc.keepalive_time_ms", 8_000),
+    ("grpc.keepalive_timeout_ms", 5_000),
+    ("grpc.http2.ping_timeout_ms", 5_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.http2.min_ping_interval_without_data_ms", 10_000),
+    ("grpc.max_connection_age_ms", 30 * 60_000),
+    ("grpc.max_connection_age_grace_ms", 60_000),
+    ("grpc.max_connection_idle_ms", 10 * 60_000),
+    ("grpc.server_handshake_timeout_ms", 10_000),
+    # Off, so that a second server on the same port fails loudly instead of taking half the calls.
+    ("grpc.so_reuseport", 0),
+]
+
+
+CONTRACT_ONLY: list[tuple[Any, Any]] = [
+    (workflows_pb2_grpc.add_WorkflowServiceServicer_to_server, workflows_pb2_grpc.WorkflowServiceServicer),
+    (workers_pb2_grpc.add_WorkerServiceServicer_to_server, workers_pb2_grpc.WorkerServiceServicer),
+    (dispatchers_pb2_grpc.add_DispatcherServiceServicer_to_server, dispatchers_pb2_grpc.DispatcherServiceServicer),
+]
+"""Services that the contract has and this server does not yet: they answer UNIMPLEMENTED."""
+
+
+class CannotListen(Exception):
+    """The address cannot be had."""
+
+
+@dataclass(frozen=True, slots=True)
+class Servicers:
+    """The services that this server implements."""
+
+    namespaces: NamespaceServicer
+    clock: ClockServicer
+    server: ServerServicer
+
+
+def build(pipeline: Pipeline, health: Health, servicers: Servicers, *, with_reflection: bool) -> aio.Server:
+    """The API's gRPC server with every service of the contract."""
+    server = _server(pipeline)
+    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
+    namespaces_pb2_grpc.add_NamespaceServiceServicer_to_server(servicers.namespaces, server)
+    clock_pb2_grpc.add_ClockServiceServicer_to_server(servicers.clock, server)
+    server_pb2_grpc.add_ServerServiceServicer_to_server(servicers.server, server)
+    for add, contract in CONTRACT_ONLY:
+        add(contract(), server)
+    if with_reflection:
+        reflection.enable_server_reflection(service_names(), server)
+    return server
+
+
+def build_health_only(pipeline: Pipeline, health: Health) -> aio.Server:
+    """A gRPC server that answers health and nothing else, for the ops listener."""
+    server = _server(pipeline)
+    health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
+    return server
+
+
+def bind(server: aio.Server, host: str, port: int, tls: tuple[Path, Path] | None) -> str:
+    """Bind the server and return the address it got."""
+    bracketed = f"[{host}]" if ":" in host else host
+    address = f"{bracketed}:{port}"
+    try:
+        if tls is None:
+            bound = server.add_insecure_port(address)
+        else:
+            bound = server.add_secure_port(address, _reloading_credentials(*tls))
+    except RuntimeError as error:
+        raise CannotListen(f"cannot listen on {address}: {error}") from None
+    return f"{bracketed}:{bound}"
+
+
+def service_names() -> list[str]:
+    """Every service, as reflection and the README's grpcurl session name them."""
+    ours = {method.split("/")[1] for method in METHODS}
+    return sorted(ours | {"grpc.health.v1.Health"})
+
+
+def _server(pipeline: Pipeline) -> aio.Server:
+    return aio.server(interceptors=[pipeline], options=OPTIONS, maximum_concurrent_rpcs=CONCURRENT_RPCS)
+
+
+def _reloading_credentials(cert: Path, key: Path) -> grpc.ServerCredentials:
+    """TLS from two files that are read again when they change: a certificate is renewed without a restart."""
+    seen: tuple[int, int] | None = None
+
+    def read() -> Any:  # grpc takes None for "as before", which its type stubs do not know
+        nonlocal seen
+        state = (cert.stat().st_mtime_ns, key.stat().st_mtime_ns)
+        if state == seen:
+            return None
+        seen = state
+        return grpc.ssl_server_certificate_configuration([(key.read_bytes(), cert.read_bytes())])
+
+    return grpc.dynamic_ssl_server_credentials(read(), read, require_client_authentication=False)

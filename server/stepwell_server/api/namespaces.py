@@ -1,0 +1,33 @@
+"""NamespaceService."""
+
+from __future__ import annotations
+
+from stepwell.v1 import namespaces_pb2 as pb
+from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceServicer
+from stepwell_server.api import convert
+from stepwell_server.api.calls import Context, request_of
+from stepwell_server.domain.pages import PageRequest
+from stepwell_server.engine.namespaces import Namespaces
+
+
+class NamespaceServicer(NamespaceServiceServicer):
+    """Translates between the wire and `engine.namespaces`."""
+
+    def __init__(self, namespaces: Namespaces) -> None:
+        self._namespaces = namespaces
+
+    async def CreateNamespace(self, request: pb.CreateNamespaceRequest, context: Context) -> pb.CreateNamespaceResponse:
+        spec = convert.namespace_spec_from_pb(request)
+        namespace = await self._namespaces.create(spec, request_of(request))
+        return pb.CreateNamespaceResponse(namespace=convert.namespace_to_pb(namespace))
+
+    async def ListNamespaces(self, request: pb.ListNamespacesRequest, context: Context) -> pb.ListNamespacesResponse:
+        page = await self._namespaces.list(PageRequest(request.page_size, request.page_token))
+        return pb.ListNamespacesResponse(
+            namespaces=map(convert.namespace_to_pb, page.items), next_page_token=page.next_token
+        )
+
+    async def UpdateNamespace(self, request: pb.UpdateNamespaceRequest, context: Context) -> pb.UpdateNamespaceResponse:
+        change = convert.namespace_spec_from_pb(request)
+        namespace = await self._namespaces.update(change, request.update_mask.paths, request_of(request))
+        return pb.UpdateNamespaceResponse(namespace=convert.namespace_to_pb(namespace))

@@ -1,0 +1,23 @@
+"""ServerService."""
+
+from __future__ import annotations
+
+from stepwell.v1 import server_pb2 as pb
+from stepwell.v1.server_pb2_grpc import ServerServiceServicer
+from stepwell_server.api import convert
+from stepwell_server.api.calls import Context
+from stepwell_server.engine.server import Server
+
+PROTOCOL_VERSIONS = (1, 1)
+"""Lowest and highest version of the worker protocol that this server speaks."""
+
+
+class ServerServicer(ServerServiceServicer):
+    """Translates between the wire and `engine.server`."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+
+    async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
+        clock = await self._server.clock()
+        return convert.server_info_to_pb(self._server.replica, clock, PROTOCOL_VERSIONS)

@@ -1,0 +1,175 @@
+"""The composition root: the only file that knows every part."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from uuid import uuid4
+
+import structlog
+from grpc import aio
+from sqlalchemy import URL
+
+from stepwell_server import __version__
+from stepwell_server.api import listeners
+from stepwell_server.api.access import load_policy
+from stepwell_server.api.clock import ClockServicer
+from stepwell_server.api.health import Health
+from stepwell_server.api.interceptors import Admission, Pipeline, layers
+from stepwell_server.api.namespaces import NamespaceServicer
+from stepwell_server.api.ops import OpsListener
+from stepwell_server.api.server import ServerServicer
+from stepwell_server.config import Settings, split_address
+from stepwell_server.engine.clock import Clock
+from stepwell_server.engine.loops.watch_database import watch_database
+from stepwell_server.engine.namespaces import Namespaces
+from stepwell_server.engine.server import Replica, Server
+from stepwell_server.storage import clock, migrate
+from stepwell_server.storage import server as deployments
+from stepwell_server.storage.database import Database
+from stepwell_server.storage.paging import PageTokens
+from stepwell_server.storage.postgresql import PostgresqlBackend
+from stepwell_server.storage.sqlite import SqliteBackend
+from stepwell_server.telemetry import Metrics
+
+log = structlog.get_logger()
+
+
+def open_database(url: URL) -> Database:
+    """The database behind the URL. It is not contacted yet."""
+    if url.get_backend_name() == "sqlite":
+        return Database(SqliteBackend(Path(url.database or "")))
+    return Database(PostgresqlBackend(url))
+
+
+async def migrate_database(settings: Settings) -> str:
+    """Bring the database to the newest schema and return its version."""
+    db = open_database(settings.database_url)
+    try:
+        await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=settings.virtual_clock))
+        return (await db.run_tx(deployments.read, read_only=True)).schema_version
+    finally:
+        await db.close()
+
+
+@dataclass(frozen=True, slots=True)
+class Addresses:
+    """Where the server listens, with the ports it really got."""
+
+    listen: str
+    ops_listen: str
+
+
+class App:
+    """A server that is running: its database, its listeners, its loops."""
+
+    def __init__(self, settings: Settings, db: Database) -> None:
+        self.settings = settings
+        self.db = db
+        self.health = Health()
+        self.metrics = Metrics()
+        self._loops: list[asyncio.Task[None]] = []
+        self._servers: list[aio.Server] = []
+        self._ops: OpsListener | None = None
+
+    async def start(self) -> Addresses:
+        """Prepare the database, then listen. Whatever fails here ends the start with a reason."""
+        replica = await self._meet_database()
+        pipeline = self._pipeline()
+        api = listeners.build(
+            pipeline, self.health, self._servicers(replica), with_reflection=self.settings.serves_reflection
+        )
+        await self.health.start()
+        addresses = await self._listen(pipeline, api)
+        await self._report_database(True)
+        self._loops.append(asyncio.create_task(watch_database(self.db, self._report_database)))
+        log.info("serving", listen=addresses.listen, ops_listen=addresses.ops_listen, replica_id=replica.replica_id)
+        return addresses
+
+    async def drain(self) -> None:
+        """Leave without a failed call: look unready, let balancers look away, end what is in flight."""
+        log.info("draining")
+        await self.health.drain()
+        await asyncio.sleep(self.settings.drain_settle.total_seconds())
+        await self.stop(self.settings.drain_grace.total_seconds())
+        log.info("stopped")
+
+    async def stop(self, grace: float = 0.0) -> None:
+        """Close the listeners, then the loops, then the database."""
+        await asyncio.gather(*(server.stop(grace) for server in self._servers))
+        if self._ops is not None:
+            await self._ops.stop()
+        for loop in self._loops:
+            loop.cancel()
+            with suppress(asyncio.CancelledError):
+                await loop
+        await self.db.close()
+
+    async def _meet_database(self) -> Replica:
+        settings = self.settings
+        if settings.auto_migrate:
+            await self.db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=settings.virtual_clock))
+        deployment = await self.db.run_tx(deployments.read, read_only=True)
+        deployments.check_clock(deployment, virtual_clock=settings.virtual_clock)
+        return Replica(
+            version=__version__,
+            replica_id=uuid4().hex,
+            started_at=(await self.db.run_tx(clock.read, read_only=True)).lease_now,
+            dispatch_mode=settings.dispatch.value,
+            deployment=deployment,
+            limits=settings.limits.to_limits(),
+        )
+
+    def _pipeline(self) -> Pipeline:
+        settings = self.settings
+        policy = load_policy(settings.policy)
+        admission = Admission(settings.unary_calls, settings.limits.streams_per_principal)
+        return Pipeline(layers(policy, self.metrics, admission, settings.unary_deadline.total_seconds()), policy)
+
+    def _servicers(self, replica: Replica) -> listeners.Servicers:
+        tokens = PageTokens(replica.deployment.page_token_key)
+        return listeners.Servicers(
+            namespaces=NamespaceServicer(Namespaces(self.db, tokens, replica.limits)),
+            clock=ClockServicer(Clock(self.db)),
+            server=ServerServicer(Server(self.db, replica)),
+        )
+
+    async def _listen(self, pipeline: Pipeline, api: aio.Server) -> Addresses:
+        settings = self.settings
+        tls = (settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
+        health = listeners.build_health_only(pipeline, self.health)
+        health_address = split_address(listeners.bind(health, "127.0.0.1", 0, None))
+        listen = listeners.bind(api, *split_address(settings.listen), tls)
+        self._ops = OpsListener(self.health, self.metrics.registry, health_address)
+        ops_listen = await self._ops.start(*split_address(settings.ops_listen))
+        self._servers = [api, health]
+        for server in self._servers:
+            await server.start()
+        return Addresses(listen, ops_listen)
+
+    async def _report_database(self, reachable: bool) -> None:
+        self.metrics.database_up.set(reachable)
+        if reachable != self.health.ready:
+            await self.health.set_ready(reachable)
+
+
+async def serve(settings: Settings, announce: Callable[[Addresses], None]) -> None:
+    """Run a server until SIGTERM or SIGINT, then drain. A second signal ends it at once."""
+    app = App(settings, open_database(settings.database_url))
+    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping.set)
+    try:
+        announce(await app.start())
+        await stopping.wait()
+    except BaseException:
+        await app.stop()
+        raise
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.remove_signal_handler(number)
+    await app.drain()

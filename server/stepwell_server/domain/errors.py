@@ -1,0 +1,152 @@
+"""Every refusal the server can give, each with the reason that clients match on.
+
+    StepwellError
+    ├── Internal                      a bug; the log has the rest
+    ├── MethodUnimplemented
+    ├── InvalidRequest                the caller must change the request
+    │   ├── MalformedRequest
+    │   ├── InvalidField
+    │   ├── EnumValueUnknown
+    │   ├── DurationOutOfRange
+    │   ├── TimestampOutOfRange
+    │   ├── PageTokenInvalid
+    │   ├── PageSizeInvalid
+    │   ├── UpdateMaskInvalid
+    │   ├── RequestIdInvalid
+    │   ├── InvalidNamespace
+    │   └── ClockMovesForwardOnly
+    ├── IdempotencyKeyReused
+    ├── DatabaseUnavailable           repeat the call
+    ├── Conflict
+    ├── ServerBusy                    come back after `retry_after`
+    ├── StreamLimit
+    ├── ServerDeadline
+    ├── Unauthenticated
+    ├── PermissionDenied
+    ├── NamespaceNotFound
+    ├── NamespaceAlreadyExists
+    └── ClockNotVirtual
+
+The metadata of an error holds every value that its message mentions, so that a client never parses a sentence.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class StepwellError(Exception):
+    """A refusal with a machine-readable reason: the name of a value of `ErrorReason`, without its prefix."""
+
+    reason: ClassVar[str]
+
+    def __init__(self, message: str, *, retry_after: float | None = None, **metadata: object) -> None:
+        super().__init__(message)
+        self.retry_after = retry_after  # seconds; None where waiting does not help
+        self.metadata = {name: str(value) for name, value in metadata.items()}
+
+
+class Internal(StepwellError):
+    reason = "INTERNAL"
+
+
+class MethodUnimplemented(StepwellError):
+    reason = "METHOD_UNIMPLEMENTED"
+
+
+class InvalidRequest(StepwellError):
+    """The caller must change the request; `field` in the metadata says where, if one field is at fault."""
+
+    reason = "INVALID_FIELD"
+
+
+class MalformedRequest(InvalidRequest):
+    reason = "MALFORMED_REQUEST"
+
+
+class InvalidField(InvalidRequest):
+    reason = "INVALID_FIELD"
+
+
+class EnumValueUnknown(InvalidRequest):
+    reason = "ENUM_VALUE_UNKNOWN"
+
+
+class DurationOutOfRange(InvalidRequest):
+    reason = "DURATION_OUT_OF_RANGE"
+
+
+class TimestampOutOfRange(InvalidRequest):
+    reason = "TIMESTAMP_OUT_OF_RANGE"
+
+
+class PageTokenInvalid(InvalidRequest):
+    reason = "PAGE_TOKEN_INVALID"
+
+
+class PageSizeInvalid(InvalidRequest):
+    reason = "PAGE_SIZE_INVALID"
+
+
+class UpdateMaskInvalid(InvalidRequest):
+    reason = "UPDATE_MASK_INVALID"
+
+
+class RequestIdInvalid(InvalidRequest):
+    reason = "REQUEST_ID_INVALID"
+
+
+class InvalidNamespace(InvalidRequest):
+    reason = "INVALID_NAMESPACE"
+
+
+class ClockMovesForwardOnly(InvalidRequest):
+    reason = "CLOCK_MOVES_FORWARD_ONLY"
+
+
+class IdempotencyKeyReused(StepwellError):
+    reason = "IDEMPOTENCY_KEY_REUSED"
+
+
+class DatabaseUnavailable(StepwellError):
+    """The database did not answer, or the outcome of a commit is unknown."""
+
+    reason = "DATABASE_UNAVAILABLE"
+
+
+class Conflict(StepwellError):
+    """The transaction lost against others more often than it may be tried again."""
+
+    reason = "CONFLICT"
+
+
+class ServerBusy(StepwellError):
+    reason = "SERVER_BUSY"
+
+
+class StreamLimit(StepwellError):
+    reason = "STREAM_LIMIT"
+
+
+class ServerDeadline(StepwellError):
+    reason = "SERVER_DEADLINE"
+
+
+class Unauthenticated(StepwellError):
+    reason = "UNAUTHENTICATED"
+
+
+class PermissionDenied(StepwellError):
+    reason = "PERMISSION_DENIED"
+
+
+class NamespaceNotFound(StepwellError):
+    reason = "NAMESPACE_NOT_FOUND"
+
+
+class NamespaceAlreadyExists(StepwellError):
+    reason = "NAMESPACE_ALREADY_EXISTS"
+
+
+class ClockNotVirtual(StepwellError):
+    reason = "CLOCK_NOT_VIRTUAL"

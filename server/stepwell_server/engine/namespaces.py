@@ -1,0 +1,80 @@
+"""Use cases of namespaces."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from stepwell_server.domain.errors import NamespaceAlreadyExists, NamespaceNotFound
+from stepwell_server.domain.limits import Limits
+from stepwell_server.domain.namespaces import Namespace, NamespaceLimits, NamespaceSpec, Retention, check_name
+from stepwell_server.domain.pages import Page, PageRequest
+from stepwell_server.engine.requests import Request
+from stepwell_server.storage import namespaces as store
+from stepwell_server.storage import requests
+from stepwell_server.storage.database import Database, Tx
+from stepwell_server.storage.paging import PageTokens
+
+_LIST = ["ListNamespaces"]
+
+
+@dataclass(frozen=True, slots=True)
+class Namespaces:
+    """Namespaces: create, list, update."""
+
+    db: Database
+    tokens: PageTokens
+    limits: Limits
+
+    async def create(self, spec: NamespaceSpec, request: Request) -> Namespace:
+        """Add a namespace. One of that name that exists already is refused."""
+        spec.check(self.limits)
+        key = request.key(spec.name)
+
+        def work(tx: Tx) -> Namespace:
+            return requests.once(tx, key, lambda: _insert(tx, spec), dump=asdict, load=_load)
+
+        return await self.db.run_tx(work)
+
+    async def list(self, page: PageRequest) -> Page[Namespace]:
+        """One page of all namespaces, by name."""
+        limit = page.limit(self.limits.page_size)
+        after = self.tokens.decode(_LIST, page.token) if page.token else None
+
+        found = await self.db.run_tx(lambda tx: store.list_page(tx, limit + 1, after), read_only=True)
+        items, more = found[:limit], len(found) > limit
+        return Page(items, self.tokens.encode(_LIST, [items[-1].spec.name]) if more else "")
+
+    async def update(self, change: NamespaceSpec, mask: Sequence[str], request: Request) -> Namespace:
+        """Take the masked fields of `change` over into the namespace of that name."""
+        check_name(change.name)
+        key = request.key(change.name)
+
+        def apply(tx: Tx) -> Namespace:
+            current = store.lock(tx, change.name)
+            if current is None:
+                raise NamespaceNotFound("there is no such namespace", namespace=change.name)
+            wanted = current.spec.updated(change, mask)
+            wanted.check(self.limits)
+            return store.save(tx, wanted)
+
+        def work(tx: Tx) -> Namespace:
+            return requests.once(tx, key, lambda: apply(tx), dump=asdict, load=_load)
+
+        return await self.db.run_tx(work)
+
+
+def _insert(tx: Tx, spec: NamespaceSpec) -> Namespace:
+    created = store.insert(tx, spec)
+    if created is None:
+        raise NamespaceAlreadyExists("a namespace of that name exists", namespace=spec.name)
+    return created
+
+
+def _load(reply: dict[str, Any]) -> Namespace:
+    """A namespace from the reply that `asdict` made of it."""
+    spec = dict(reply["spec"])
+    spec["retention"] = Retention(**spec["retention"])
+    spec["limits"] = NamespaceLimits(**spec["limits"])
+    return Namespace(NamespaceSpec(**spec), reply["created_at"], reply["updated_at"])

@@ -1,0 +1,36 @@
+"""What this replica says of itself."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell_server.domain.clock import ClockReading
+from stepwell_server.domain.limits import Limits
+from stepwell_server.domain.times import Micros
+from stepwell_server.storage import clock
+from stepwell_server.storage.database import Database
+from stepwell_server.storage.server import Deployment
+
+
+@dataclass(frozen=True, slots=True)
+class Replica:
+    """This process: facts that hold from its start to its end."""
+
+    version: str
+    replica_id: str
+    started_at: Micros
+    dispatch_mode: str
+    deployment: Deployment
+    limits: Limits
+
+
+@dataclass(frozen=True, slots=True)
+class Server:
+    """The replica, and the database behind it."""
+
+    db: Database
+    replica: Replica
+
+    async def clock(self) -> ClockReading:
+        """The database's clock, which also proves that the database answers."""
+        return await self.db.run_tx(clock.read, read_only=True)

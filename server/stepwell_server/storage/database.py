@@ -1,0 +1,140 @@
+"""The database: the only way to a transaction.
+
+`run_tx` takes a plain function of the transaction. It cannot await, so no user code, network call or stream write can
+happen inside a transaction; on SQLite the whole function is one hop to the writer's thread, on PostgreSQL its
+statements are awaited underneath by SQLAlchemy's greenlet bridge (docs/adr/0002).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from enum import Enum, auto
+from typing import Any, Protocol, TypeAlias, TypeVar
+
+import structlog
+from sqlalchemy import Connection
+
+from stepwell_server.domain.errors import Conflict, DatabaseUnavailable
+
+T = TypeVar("T")
+Tx: TypeAlias = Connection
+Work: TypeAlias = Callable[[Tx], T]
+
+MOST_ATTEMPTS = 5
+SHORTEST_BACKOFF = 0.005
+LONGEST_BACKOFF = 0.1
+
+log = structlog.get_logger()
+
+
+class Fault(Enum):
+    """What an error of the driver means for the transaction that met it."""
+
+    CONFLICT = auto()  # lost against another transaction; rolled back whole, so it can be run again
+    DISCONNECTED = auto()  # the database went away; run again only if it cannot have committed
+    BUG = auto()  # ours: nothing to retry
+
+
+class CommitUnknown(Exception):
+    """The connection was lost while committing: the transaction may or may not have happened."""
+
+
+class Backend(Protocol):
+    """One database product. `storage/sqlite.py` and `storage/postgresql.py` are the two there are."""
+
+    async def attempt(self, work: Work[T], *, read_only: bool) -> T:
+        """Run the function in one transaction and commit. An unknown outcome is raised as `CommitUnknown`."""
+
+    async def attempt_unhurried(self, work: Work[T]) -> T:
+        """Like `attempt`, alone on a connection without time limits: for migrations."""
+
+    def classify(self, error: BaseException) -> Fault:
+        """What the error means."""
+
+    async def close(self) -> None:
+        """Close every connection."""
+
+
+class Database:
+    """A backend with the rules for retries, cancellation and reachability around it."""
+
+    def __init__(self, backend: Backend) -> None:
+        self._backend = backend
+        self._running: set[asyncio.Task[Any]] = set()
+        self.reachable = True
+        """Whether the last contact succeeded. Readiness is this and nothing more."""
+
+    async def run_tx(self, work: Work[T], *, read_only: bool = False) -> T:
+        """Run the function in a transaction, again if it lost a conflict, and return what it returned.
+
+        Shielded: a caller that is cancelled stops waiting, while the transaction ends whole. The function may run
+        several times, so it must not change anything but the database.
+        """
+        task = asyncio.create_task(self._run(work, read_only=read_only))
+        self._running.add(task)
+        task.add_done_callback(self._ended)
+        return await asyncio.shield(task)
+
+    async def run_unhurried(self, work: Work[T]) -> T:
+        """Run the function in a transaction without time limits or retries: for migrations."""
+        return await self._translated(self._backend.attempt_unhurried(work))
+
+    async def close(self) -> None:
+        """Let running transactions end, then close every connection."""
+        while self._running:
+            await asyncio.wait(self._running)
+        await self._backend.close()
+
+    async def _run(self, work: Work[T], *, read_only: bool) -> T:
+        for attempt in range(1, MOST_ATTEMPTS + 1):
+            try:
+                result = await self._backend.attempt(work, read_only=read_only)
+            except Exception as error:
+                if not self._worth_another(error, read_only=read_only):
+                    raise self._verdict(error) from error
+                if attempt == MOST_ATTEMPTS:
+                    raise self._verdict(error) from error
+                log.debug("transaction_retried", attempt=attempt, error=type(error).__name__)
+                await asyncio.sleep(_backoff(attempt))
+            else:
+                self.reachable = True
+                return result
+        raise AssertionError("unreachable")
+
+    async def _translated(self, attempt: Awaitable[T]) -> T:
+        try:
+            result = await attempt
+        except Exception as error:
+            raise self._verdict(error) from error
+        self.reachable = True
+        return result
+
+    def _worth_another(self, error: Exception, *, read_only: bool) -> bool:
+        if isinstance(error, CommitUnknown):
+            return read_only
+        return self._backend.classify(error) in (Fault.CONFLICT, Fault.DISCONNECTED)
+
+    def _verdict(self, error: Exception) -> Exception:
+        if isinstance(error, CommitUnknown):
+            self.reachable = False
+            return DatabaseUnavailable("the database went away during the commit; repeat the call", retry_after=1.0)
+        match self._backend.classify(error):
+            case Fault.CONFLICT:
+                return Conflict("the transaction lost against others too often")
+            case Fault.DISCONNECTED:
+                self.reachable = False
+                return DatabaseUnavailable("the database does not answer; repeat the call", retry_after=1.0)
+            case Fault.BUG:
+                return error
+
+    def _ended(self, task: asyncio.Task[Any]) -> None:
+        self._running.discard(task)
+        if not task.cancelled():
+            task.exception()  # an abandoned caller must not leave "exception was never retrieved" behind
+
+
+def _backoff(attempt: int) -> float:
+    """Full jitter, so that those who collided do not meet again."""
+    return random.uniform(0, min(LONGEST_BACKOFF, SHORTEST_BACKOFF * 2**attempt))

@@ -1,0 +1,117 @@
+"""PostgreSQL: any number of replicas over one database.
+
+READ COMMITTED is set on every connection whatever the database's default, because the locking rules rely on each
+statement seeing what was committed before it. Every wait has a limit, the innermost the shortest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+from sqlalchemy import URL
+from sqlalchemy.exc import DBAPIError, InterfaceError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from stepwell_server.storage.database import CommitUnknown, Fault, T, Work
+
+POOL_SIZE = 8
+POOL_TIMEOUT = 2.0
+CONNECT_TIMEOUT = 2.0
+COMMAND_TIMEOUT = 5.0
+
+_HURRIED = {
+    "lock_timeout": "1s",
+    "statement_timeout": "3s",
+    "idle_in_transaction_session_timeout": "10s",
+}
+_SESSION = {
+    "application_name": "stepwell",
+    "client_connection_check_interval": "2s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+
+_CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+_OUTAGES = frozenset({"57P01", "57P02", "57P03", "53300", "25006"})
+
+
+class PostgresqlBackend:
+    """A pool of connections for everything, and fresh ones for migrations."""
+
+    def __init__(self, url: URL) -> None:
+        self._url = url.set(drivername="postgresql+asyncpg")
+        self._pool = _engine(
+            self._url,
+            {**_SESSION, **_HURRIED},
+            COMMAND_TIMEOUT,
+            pool_size=POOL_SIZE,
+            max_overflow=0,
+            pool_timeout=POOL_TIMEOUT,
+        )
+
+    async def attempt(self, work: Work[T], *, read_only: bool) -> T:
+        """Run the function in one transaction; its statements are awaited underneath."""
+        async with self._pool.connect() as connection:
+            return await _in_transaction(connection, work)
+
+    async def attempt_unhurried(self, work: Work[T]) -> T:
+        """Run the function on a connection of its own that may wait as long as it takes."""
+        engine = _engine(self._url, _SESSION, None, poolclass=NullPool)
+        async with engine.connect() as connection:
+            return await _in_transaction(connection, work)
+
+    def classify(self, error: BaseException) -> Fault:
+        """Tell conflicts and outages from bugs, by SQLSTATE where there is one."""
+        original = error.orig if isinstance(error, DBAPIError) else error
+        state = _sqlstate(original)
+        if state in _CONFLICTS:
+            return Fault.CONFLICT
+        if state in _OUTAGES or state.startswith("08"):
+            return Fault.DISCONNECTED
+        if isinstance(error, OSError | PoolTimeout) or isinstance(original, OSError | TimeoutError):
+            return Fault.DISCONNECTED
+        # A connection that died in the middle of a message has no SQLSTATE.
+        if isinstance(error, InterfaceError) or isinstance(original, asyncpg.InternalClientError):
+            return Fault.DISCONNECTED
+        return Fault.BUG
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._pool.dispose()
+
+
+async def _in_transaction(connection: AsyncConnection, work: Work[T]) -> T:
+    transaction = await connection.begin()
+    result = await connection.run_sync(work)
+    try:
+        await transaction.commit()
+    except (DBAPIError, OSError) as error:
+        if _sqlstate(getattr(error, "orig", error)) in _CONFLICTS:
+            raise  # refused, so certainly not committed
+        raise CommitUnknown from error
+    return result
+
+
+def _sqlstate(error: object) -> str:
+    for candidate in (error, getattr(error, "__cause__", None)):
+        state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
+        if state:
+            return str(state)
+    return ""
+
+
+def _engine(url: URL, session: dict[str, str], command_timeout: float | None, **options: Any) -> AsyncEngine:
+    return create_async_engine(
+        url,
+        isolation_level="READ COMMITTED",
+        connect_args={
+            "timeout": CONNECT_TIMEOUT,
+            "command_timeout": command_timeout,
+            "server_settings": session,
+        },
+        **options,
+    )
