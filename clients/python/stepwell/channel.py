@@ -1,0 +1,52 @@
+"""The connection to a server: keepalive, balancing and retries as every SDK of Stepwell sets them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import grpc
+from grpc import aio
+
+MESSAGE_BYTES = 4 * 1024 * 1024
+
+_SERVICE_CONFIG = {
+    "loadBalancingConfig": [{"round_robin": {}}],
+    "methodConfig": [
+        {
+            "name": [{}],
+            # UNAVAILABLE only: a call that may have been executed is repeated under its request_id, or reads only.
+            "retryPolicy": {
+                "maxAttempts": 5,
+                "initialBackoff": "0.1s",
+                "maxBackoff": "2s",
+                "backoffMultiplier": 3,
+                "retryableStatusCodes": ["UNAVAILABLE"],
+            },
+        }
+    ],
+}
+
+_OPTIONS: list[tuple[str, int | str]] = [
+    ("grpc.max_receive_message_length", MESSAGE_BYTES),
+    ("grpc.max_send_message_length", MESSAGE_BYTES),
+    ("grpc.keepalive_time_ms", 20_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    # Without this a frozen server is noticed after a minute, whatever the keepalive timeout says.
+    ("grpc.http2.ping_timeout_ms", 10_000),
+    ("grpc.http2.max_pings_without_data", 0),
+    ("grpc.enable_retries", 1),
+    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+]
+
+
+def open_channel(address: str, *, tls: bool = False, tls_ca: Path | None = None) -> aio.Channel:
+    """A channel to HOST:PORT, or to every address behind `dns:///HOST:PORT`.
+
+    Plaintext unless `tls` is set or `tls_ca` names a PEM file of the authorities to trust. Mutating calls must carry a
+    request_id: the channel repeats calls that end with UNAVAILABLE.
+    """
+    if not tls and tls_ca is None:
+        return aio.insecure_channel(address, options=_OPTIONS)
+    authorities = None if tls_ca is None else tls_ca.read_bytes()
+    return aio.secure_channel(address, grpc.ssl_channel_credentials(authorities), options=_OPTIONS)

@@ -1,0 +1,46 @@
+"""Every command, and how their errors end: one readable line and an exit code."""
+
+from __future__ import annotations
+
+import sys
+
+import typer
+from grpc import aio
+
+from stepwell import __version__
+from stepwell.cli import info, namespaces, server
+from stepwell.errors import CallFailed, failure_of
+
+app = typer.Typer(
+    name="stepwell",
+    help="Durable workflows, hooks and jobs over one small server.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+app.command("server", context_settings=server.PASS_ON, add_help_option=False)(server.server)
+app.command("migrate", context_settings=server.PASS_ON, add_help_option=False)(server.migrate)
+app.command("info")(info.info)
+app.add_typer(namespaces.app, name="namespace")
+
+
+@app.command()
+def version() -> None:
+    """Print the version of this command."""
+    print(__version__)
+
+
+def run() -> int:
+    """Run the command line and return its exit code."""
+    try:
+        app()
+    except aio.AioRpcError as error:
+        return _refused(failure_of(error))
+    except (CallFailed, OSError) as error:
+        return _refused(error)
+    return 0
+
+
+def _refused(error: Exception) -> int:
+    print(f"stepwell: {error}", file=sys.stderr)
+    return 1

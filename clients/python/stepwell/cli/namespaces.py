@@ -1,0 +1,75 @@
+"""`stepwell namespace`: create and list namespaces."""
+
+from __future__ import annotations
+
+from typing import Annotated
+from uuid import uuid4
+
+import typer
+from google.protobuf.duration_pb2 import Duration
+from grpc import aio
+from rich.console import Console
+
+from stepwell.cli import options
+from stepwell.v1 import namespaces_pb2 as pb
+from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
+
+app = typer.Typer(help="Create and list namespaces, the borders between tenants.", no_args_is_help=True)
+
+
+@app.command()
+def create(
+    name: Annotated[str, typer.Argument(help="Name of the namespace.")],
+    description: Annotated[str, typer.Option(help="What it is for.")] = "",
+    server: options.Server = options.DEFAULT_SERVER,
+    tls: options.Tls = False,
+    tls_ca: options.TlsCa = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Create a namespace."""
+    request = pb.CreateNamespaceRequest(name=name, description=description, request_id=str(uuid4()))
+
+    async def ask(channel: aio.Channel) -> pb.CreateNamespaceResponse:
+        return await NamespaceServiceStub(channel).CreateNamespace(request, timeout=options.DEADLINE)
+
+    answer = options.call(ask, server, tls=tls, tls_ca=tls_ca)
+    if as_json:
+        options.print_json(answer.namespace)
+    else:
+        print(f"created namespace {answer.namespace.name}")
+
+
+@app.command("list")
+def list_(
+    server: options.Server = options.DEFAULT_SERVER,
+    tls: options.Tls = False,
+    tls_ca: options.TlsCa = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """List all namespaces."""
+    found = options.call(_all, server, tls=tls, tls_ca=tls_ca)
+    if as_json:
+        options.print_json(pb.ListNamespacesResponse(namespaces=found))
+        return
+    table = options.rows_table("", "name", "keeps complete", "description", "created")
+    for one in found:
+        kept = _kept(one.retention.complete if one.retention.HasField("complete") else None)
+        table.add_row(one.name, kept, one.description, f"{one.created_at.ToDatetime():%Y-%m-%d %H:%M}")
+    Console().print(table)
+
+
+async def _all(channel: aio.Channel) -> list[pb.Namespace]:
+    stub = NamespaceServiceStub(channel)
+    found: list[pb.Namespace] = []
+    token = ""
+    while True:
+        request = pb.ListNamespacesRequest(page_size=100, page_token=token)
+        page = await stub.ListNamespaces(request, timeout=options.DEADLINE)
+        found.extend(page.namespaces)
+        token = page.next_page_token
+        if not token:
+            return found
+
+
+def _kept(duration: Duration | None) -> str:
+    return "for ever" if duration is None else f"{duration.ToTimedelta()}"

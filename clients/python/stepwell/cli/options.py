@@ -1,0 +1,52 @@
+"""Options that every command talking to a server has, and how it talks."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Any, TypeVar
+
+import typer
+from google.protobuf.json_format import MessageToJson
+from google.protobuf.message import Message
+from grpc import aio
+
+from stepwell.channel import open_channel
+
+T = TypeVar("T")
+
+DEFAULT_SERVER = "127.0.0.1:7350"
+DEADLINE = 15.0
+
+Server = Annotated[str, typer.Option("--server", envvar="STEPWELL_SERVER", help="HOST:PORT of the server.")]
+TlsCa = Annotated[
+    Path | None, typer.Option("--tls-ca", envvar="STEPWELL_TLS_CA", help="Use TLS, trusting this PEM file.")
+]
+Tls = Annotated[bool, typer.Option("--tls", envvar="STEPWELL_TLS", help="Use TLS, trusting the system's authorities.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
+
+
+def call(talk: Callable[[aio.Channel], Awaitable[T]], server: str, *, tls: bool, tls_ca: Path | None) -> T:
+    """Open a channel, talk, close it."""
+
+    async def talking() -> T:
+        async with open_channel(server, tls=tls, tls_ca=tls_ca) as channel:
+            return await talk(channel)
+
+    return asyncio.run(talking())
+
+
+def print_json(message: Message) -> None:
+    """Print a message as JSON, in the field names of the proto files."""
+    print(MessageToJson(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+
+
+def rows_table(title: str, *columns: str) -> Any:
+    """An empty table in the style of every list that the command prints."""
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+    for column in columns:
+        table.add_column(column)
+    return table
