@@ -1,0 +1,115 @@
+# Everything a developer does. `make` lists it; CI runs `make test` and nothing else.
+
+PYTHON ?= python3
+BIN := .venv/bin
+export STEPWELL_PYTHON := $(CURDIR)/$(BIN)/python
+NODE_MODULES := clients/typescript/node_modules/.package-lock.json
+STUBS := clients/python/stepwell/v1 clients/go/stepwellv1 clients/typescript/src/gen
+
+.DEFAULT_GOAL := help
+
+.PHONY: help
+help: ## Show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | sed 's/:.*## /\t/' | expand -t 20
+
+# ---- set up
+
+.PHONY: setup
+setup: $(BIN)/.installed ## Make .venv and install what the lock says
+
+$(BIN)/.installed: requirements/dev.lock clients/python/pyproject.toml server/pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Stepwell needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
+	$(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e clients/python -e server
+	@touch $@
+
+$(NODE_MODULES): clients/typescript/package-lock.json
+	cd clients/typescript && npm ci --silent
+
+.PHONY: lock
+lock: setup ## Resolve requirements/dev.in anew into dev.lock
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock" \
+	  --no-emit-package stepwell --no-emit-package stepwell-server requirements/dev.in -o requirements/dev.lock
+
+# ---- run
+
+.PHONY: run
+run: setup ## Start a server on 127.0.0.1:7350 with an SQLite file (ARGS="--flag ...")
+	@exec $(BIN)/stepwell server $(ARGS)
+
+# ---- test
+
+.PHONY: test
+test: lint types verify-proto verify-gen test-python test-typescript test-go test-java ## Everything that CI runs
+
+.PHONY: quick
+quick: setup ## The loop while you work: lint, types and the fast tests on SQLite, under a minute
+	$(BIN)/ruff check --quiet .
+	$(BIN)/mypy
+	$(BIN)/pytest -q --sqlite-only -m "not slow"
+
+.PHONY: test-python
+test-python: setup ## The server and the Python SDK, on SQLite and PostgreSQL
+	$(BIN)/pytest -q
+
+.PHONY: test-typescript
+test-typescript: setup ## The TypeScript stubs against a real server
+	scripts/with-toolchain npm "$(MAKE) $(NODE_MODULES) && cd clients/typescript && npm test --silent"
+
+.PHONY: test-go
+test-go: setup ## The Go stubs against a real server
+	scripts/with-toolchain go "cd clients/go && go vet ./... && go test -count=1 ./..."
+
+.PHONY: test-java
+test-java: setup ## The Java stubs against a real server
+	scripts/with-toolchain mvn "cd clients/java && mvn --batch-mode --no-transfer-progress verify"
+
+.PHONY: bench
+bench: setup ## Measure this machine: what idle streams cost, how fast small calls are
+	$(BIN)/python bench/idle_streams.py
+	$(BIN)/python bench/calls.py
+
+# ---- check and generate
+
+.PHONY: fmt
+fmt: setup ## Format Python and proto files
+	$(BIN)/ruff check --fix --quiet . || true
+	$(BIN)/ruff format --quiet .
+	$(BIN)/buf format -w
+
+.PHONY: lint
+lint: setup ## Style and floors (fix: make fmt)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check --quiet . || { echo "fix: make fmt"; exit 1; }
+	$(BIN)/lint-imports --quiet 2>/dev/null || $(BIN)/lint-imports
+
+.PHONY: types
+types: setup ## Types, strictly
+	$(BIN)/mypy
+
+.PHONY: gen
+gen: setup $(NODE_MODULES) ## Regenerate every client's stubs from proto/
+	rm -rf $(STUBS)
+	$(BIN)/buf generate 2>&1 | grep -v '^Writing mypy' || true
+
+.PHONY: verify-gen
+verify-gen: setup ## Fail when the committed stubs are stale (fix: make gen)
+	scripts/with-toolchain npm "scripts/with-toolchain go '$(MAKE) gen && scripts/unchanged $(STUBS)'"
+
+.PHONY: verify-proto
+verify-proto: setup ## Lint the contract; from the first release tag on, refuse breaking changes
+	$(BIN)/buf lint
+	$(BIN)/buf format --diff --exit-code >/dev/null || { echo "fix: make fmt"; exit 1; }
+	@tag=$$(git describe --tags --abbrev=0 2>/dev/null); \
+	  if [ -n "$$tag" ]; then $(BIN)/buf breaking --against ".git#tag=$$tag"; else echo "no release yet: nothing to break"; fi
+
+.PHONY: verify-migrations
+verify-migrations: setup ## Compare the migrated schema with schema.py, on both databases
+	$(BIN)/pytest -q tests/storage/test_migrate.py
+
+.PHONY: clean
+clean: ## Remove everything that make made
+	rm -rf .venv clients/typescript/node_modules clients/typescript/dist clients/java/target
+	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

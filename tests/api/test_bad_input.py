@@ -1,0 +1,313 @@
+"""What callers must not send, and the clear refusal they get. UNKNOWN and tracebacks never reach a caller."""
+
+from __future__ import annotations
+
+import asyncio
+import gzip
+
+import grpc
+import pytest
+from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc import aio
+
+from stepwell.v1 import clock_pb2, namespaces_pb2, server_pb2, workflows_pb2
+from stepwell.v1.clock_pb2_grpc import ClockServiceStub
+from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
+from stepwell.v1.server_pb2_grpc import ServerServiceStub
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
+from tests.support import raw
+from tests.support.errors import refusal
+from tests.support.servers import Served, StartServer
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        pytest.param(b"\xff\xff\xff\xff", id="not protobuf"),
+        pytest.param(raw.string_field(1, b"abc")[:-1], id="cut short"),
+        pytest.param(raw.string_field(1, b"\xc3\x28"), id="bad UTF-8"),
+        pytest.param(raw.string_field(1, b"\xed\xa0\x80"), id="lone surrogate"),
+        pytest.param(raw.string_field(1, b"a\x00b"), id="NUL"),
+        pytest.param(b"\x0b" * 200, id="groups nested too deep"),
+    ],
+)
+async def test_bytes_that_are_no_message_are_refused_as_malformed(sqlite_server: Served, body: bytes) -> None:
+    error = await refusal(raw.send(sqlite_server.channel, raw.CREATE, body))
+
+    assert (error.code.name, error.reason) == ("INVALID_ARGUMENT", "MALFORMED_REQUEST")
+    for word in ("Traceback", "Error", "protobuf", "Decode"):
+        assert word not in error.message
+
+
+async def test_malformed_frames_end_a_stream_in_the_same_way(sqlite_server: Served) -> None:
+    connect = sqlite_server.channel.stream_stream(
+        "/stepwell.v1.WorkerService/Connect", request_serializer=None, response_deserializer=None
+    )
+    call = connect(iter([b"\xff\xff"]))
+
+    error = await refusal(call.read())
+
+    # The service is not there yet, so its refusal may come first; what counts is that UNKNOWN does not.
+    assert error.reason in ("MALFORMED_REQUEST", "METHOD_UNIMPLEMENTED")
+
+
+async def test_unknown_fields_are_ignored(sqlite_server: Served) -> None:
+    body = namespaces_pb2.CreateNamespaceRequest(name="newer").SerializeToString() + raw.string_field(999, b"new")
+
+    assert await raw.send(sqlite_server.channel, raw.CREATE, body)
+
+
+async def test_an_unknown_enum_number_is_refused_with_its_field(sqlite_server: Served) -> None:
+    request = workflows_pb2.ListInstancesRequest(workflow="order", statuses=[1, 999])  # type: ignore[list-item]
+
+    error = await refusal(WorkflowServiceStub(sqlite_server.channel).ListInstances(request))
+
+    assert (error.code.name, error.reason) == ("INVALID_ARGUMENT", "ENUM_VALUE_UNKNOWN")
+    assert error.metadata == {"field": "statuses[1]", "value": "999"}
+
+
+@pytest.mark.parametrize(
+    "duration",
+    [
+        Duration(seconds=-1),
+        Duration(nanos=-1),
+        Duration(seconds=1, nanos=-1),
+        Duration(nanos=1_000_000_000),
+        Duration(seconds=10**18),
+    ],
+    ids=str,
+)
+async def test_a_duration_out_of_range_is_refused_with_its_field(sqlite_server: Served, duration: Duration) -> None:
+    request = clock_pb2.AdvanceClockRequest(by=duration)
+
+    error = await refusal(ClockServiceStub(sqlite_server.channel).AdvanceClock(request))
+
+    assert (error.code.name, error.reason) == ("INVALID_ARGUMENT", "DURATION_OUT_OF_RANGE")
+    assert error.metadata == {"field": "by"}
+
+
+@pytest.mark.parametrize(
+    "instant", [Timestamp(seconds=-(10**12)), Timestamp(seconds=10**12), Timestamp(nanos=-1), Timestamp(nanos=10**9)], ids=str
+)
+async def test_an_instant_out_of_range_is_refused_with_its_field(sqlite_server: Served, instant: Timestamp) -> None:
+    request = clock_pb2.AdvanceClockRequest(to=instant)
+
+    error = await refusal(ClockServiceStub(sqlite_server.channel).AdvanceClock(request))
+
+    assert (error.code.name, error.reason) == ("INVALID_ARGUMENT", "TIMESTAMP_OUT_OF_RANGE")
+    assert error.metadata == {"field": "to"}
+
+
+@pytest.mark.parametrize(
+    "name", ["", "-a", "a b", "a/b", "..", "a.b", "ä", "😀", "a\u202eb", "a\n", "a" * 65], ids=ascii
+)
+async def test_a_name_that_breaks_the_pattern_is_refused(sqlite_server: Served, name: str) -> None:
+    request = namespaces_pb2.CreateNamespaceRequest(name=name)
+
+    error = await refusal(NamespaceServiceStub(sqlite_server.channel).CreateNamespace(request))
+
+    assert (error.code.name, error.reason) == ("INVALID_ARGUMENT", "INVALID_NAMESPACE")
+
+
+async def test_a_name_of_the_longest_allowed_length_is_taken(sqlite_server: Served) -> None:
+    request = namespaces_pb2.CreateNamespaceRequest(name="a" * 64)
+
+    assert await NamespaceServiceStub(sqlite_server.channel).CreateNamespace(request)
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [
+        ({"description": "x" * 1025}, "description"),
+        ({"limits": namespaces_pb2.NamespaceLimits(max_payload_bytes=1024 * 1024 + 1)}, "limits.max_payload_bytes"),
+        ({"limits": namespaces_pb2.NamespaceLimits(max_steps_per_run=-1)}, "limits.max_steps_per_run"),
+        ({"retention": namespaces_pb2.Retention(errored=Duration(seconds=59))}, "retention.errored"),
+        ({"retention": namespaces_pb2.Retention(complete=Duration(seconds=3651 * 86400))}, "retention.complete"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_field_that_breaks_its_rule_is_named(
+    sqlite_server: Served, change: dict[str, object], field: str
+) -> None:
+    request = namespaces_pb2.CreateNamespaceRequest(name="billing", **change)  # type: ignore[arg-type]
+
+    error = await refusal(NamespaceServiceStub(sqlite_server.channel).CreateNamespace(request))
+
+    assert error.code.name == "INVALID_ARGUMENT"
+    assert error.metadata["field"] == field
+
+
+@pytest.mark.parametrize("request_id", ["x" * 37, "with space", "ümlaut", "tab\t"], ids=ascii)
+async def test_a_request_id_that_breaks_its_rule_is_refused(sqlite_server: Served, request_id: str) -> None:
+    request = namespaces_pb2.CreateNamespaceRequest(name="billing", request_id=request_id)
+
+    error = await refusal(NamespaceServiceStub(sqlite_server.channel).CreateNamespace(request))
+
+    assert error.reason == "REQUEST_ID_INVALID"
+
+
+async def test_page_sizes_are_defaulted_clamped_or_refused(sqlite_server: Served) -> None:
+    stub = NamespaceServiceStub(sqlite_server.channel)
+    for number in range(101):
+        await stub.CreateNamespace(namespaces_pb2.CreateNamespaceRequest(name=f"n{number:03}"))
+
+    sizes = {
+        asked: len((await stub.ListNamespaces(namespaces_pb2.ListNamespacesRequest(page_size=asked))).namespaces)
+        for asked in (0, 1, 100, 101, 2**31 - 1)
+    }
+    error = await refusal(stub.ListNamespaces(namespaces_pb2.ListNamespacesRequest(page_size=-1)))
+
+    assert sizes == {0: 25, 1: 1, 100: 100, 101: 100, 2**31 - 1: 100}
+    assert (error.code.name, error.reason) == ("INVALID_ARGUMENT", "PAGE_SIZE_INVALID")
+
+
+async def test_a_page_token_that_was_altered_is_refused(sqlite_server: Served) -> None:
+    stub = NamespaceServiceStub(sqlite_server.channel)
+    await stub.CreateNamespace(namespaces_pb2.CreateNamespaceRequest(name="other"))
+    first = await stub.ListNamespaces(namespaces_pb2.ListNamespacesRequest(page_size=1))
+    token = first.next_page_token
+
+    altered = ["AAAA", token[:-2], token + "A", "!" + token[1:], "x" * 1_000_000, token.swapcase()]
+    errors = [
+        await refusal(stub.ListNamespaces(namespaces_pb2.ListNamespacesRequest(page_token=bad))) for bad in altered
+    ]
+
+    assert {(error.code.name, error.reason) for error in errors} == {("INVALID_ARGUMENT", "PAGE_TOKEN_INVALID")}
+
+
+async def test_a_page_token_of_another_database_is_refused(start_server: StartServer, tmp_path: object) -> None:
+    here = await start_server(f"sqlite:///{tmp_path}/here.db")
+    there = await start_server(f"sqlite:///{tmp_path}/there.db")
+    stub = NamespaceServiceStub(there.channel)
+    await stub.CreateNamespace(namespaces_pb2.CreateNamespaceRequest(name="other"))
+    token = (await stub.ListNamespaces(namespaces_pb2.ListNamespacesRequest(page_size=1))).next_page_token
+
+    foreign = namespaces_pb2.ListNamespacesRequest(page_token=token)
+    error = await refusal(NamespaceServiceStub(here.channel).ListNamespaces(foreign))
+
+    assert error.reason == "PAGE_TOKEN_INVALID"
+
+
+async def test_a_message_over_four_mebibytes_is_refused(sqlite_server: Served) -> None:
+    body = raw.string_field(2, b"x" * (4 * 1024 * 1024))
+
+    error = await refusal(raw.send(sqlite_server.channel, raw.CREATE, body))
+
+    assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_compressed_bomb_is_refused(sqlite_server: Served) -> None:
+    bomb = raw.string_field(2, b"\0" * (32 * 1024 * 1024))
+    assert len(gzip.compress(bomb)) < 64 * 1024
+
+    error = await refusal(raw.send(sqlite_server.channel, raw.CREATE, bomb, compression=grpc.Compression.Gzip))
+
+    assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+@pytest.mark.parametrize("size", [8192, 12_000, 16_384, 60_000])
+async def test_metadata_over_the_limit_is_always_refused(sqlite_server: Served, size: int) -> None:
+    stub = ServerServiceStub(sqlite_server.channel)
+
+    for _ in range(5):
+        call = stub.GetServerInfo(server_pb2.GetServerInfoRequest(), metadata=(("x-large", "x" * size),))
+        assert (await refusal(call)).code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+async def test_a_deadline_that_has_passed_is_exceeded(sqlite_server: Served) -> None:
+    call = ServerServiceStub(sqlite_server.channel).GetServerInfo(server_pb2.GetServerInfoRequest(), timeout=0)
+
+    assert (await refusal(call)).code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+async def test_a_call_without_a_deadline_gets_the_servers(start_server: StartServer, sqlite_url: str) -> None:
+    server = await start_server(sqlite_url, unary_deadline=0.05)
+    hold = asyncio.Event()
+    server.app.db.run_tx = _never(hold)  # type: ignore[method-assign]
+
+    error = await refusal(ServerServiceStub(server.channel).GetServerInfo(server_pb2.GetServerInfoRequest()))
+
+    assert (error.code.name, error.reason) == ("DEADLINE_EXCEEDED", "SERVER_DEADLINE")
+
+
+async def test_an_unexpected_error_says_nothing_but_where_to_look(sqlite_server: Served) -> None:
+    async def broken(*args: object, **kw: object) -> None:
+        raise RuntimeError("secret table name")
+
+    sqlite_server.app.db.run_tx = broken  # type: ignore[method-assign,assignment]
+
+    call = ServerServiceStub(sqlite_server.channel).GetServerInfo(
+        server_pb2.GetServerInfoRequest(), metadata=(("x-request-id", "trace-me"),)
+    )
+    error = await refusal(call)
+
+    assert (error.code.name, error.reason) == ("INTERNAL", "INTERNAL")
+    assert error.metadata == {"log_id": "trace-me"}
+    assert "secret" not in error.message
+
+
+@pytest.mark.parametrize("method", ["/stepwell.v1.NamespaceService/Nonsense", "/no.such.Service/Method"])
+async def test_a_method_that_does_not_exist_is_unimplemented(sqlite_server: Served, method: str) -> None:
+    assert (await refusal(raw.send(sqlite_server.channel, method, b""))).code is grpc.StatusCode.UNIMPLEMENTED
+
+
+async def test_a_method_that_comes_later_says_so(sqlite_server: Served) -> None:
+    request = workflows_pb2.GetInstanceRequest(workflow="order", instance_id="1")
+
+    error = await refusal(WorkflowServiceStub(sqlite_server.channel).GetInstance(request))
+
+    assert (error.code.name, error.reason) == ("UNIMPLEMENTED", "METHOD_UNIMPLEMENTED")
+
+
+async def test_a_second_message_to_a_unary_method_changes_nothing(sqlite_server: Served) -> None:
+    method = sqlite_server.channel.stream_unary(raw.LIST, request_serializer=None, response_deserializer=None)
+
+    try:
+        await method(iter([b"", b""]))  # whether gRPC sees the second one before it answers is a race
+    except aio.AioRpcError as error:
+        assert error.code() in (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNIMPLEMENTED)
+
+
+async def test_a_call_that_is_cancelled_leaves_a_whole_transaction(server: Served) -> None:
+    stub = NamespaceServiceStub(server.channel)
+    calls = [stub.CreateNamespace(namespaces_pb2.CreateNamespaceRequest(name=f"c{n}")) for n in range(20)]
+    await asyncio.sleep(0)  # let them be sent
+    for call in calls:
+        call.cancel()
+    await asyncio.gather(*(_ended(call) for call in calls))
+
+    listed = await stub.ListNamespaces(namespaces_pb2.ListNamespacesRequest(page_size=100))
+
+    assert {one.name for one in listed.namespaces} <= {"default", *(f"c{n}" for n in range(20))}
+    again = namespaces_pb2.CreateNamespaceRequest(name="after")
+    assert await stub.CreateNamespace(again)
+
+
+@pytest.mark.parametrize(
+    "hello", [b"GET / HTTP/1.1\r\nHost: x\r\n\r\n", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc", b"\x00" * 64]
+)
+async def test_other_protocols_on_the_port_are_hung_up_on(sqlite_server: Served, hello: bytes) -> None:
+    host, port = sqlite_server.addresses.listen.rsplit(":", 1)
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(hello)
+
+    async with asyncio.timeout(15):
+        while await reader.read(4096):
+            pass
+    writer.close()
+
+    assert await ServerServiceStub(sqlite_server.channel).GetServerInfo(server_pb2.GetServerInfoRequest())
+
+
+async def _ended(call: aio.UnaryUnaryCall[object, object]) -> None:
+    try:
+        await call
+    except (asyncio.CancelledError, aio.AioRpcError):
+        pass
+
+
+def _never(hold: asyncio.Event) -> object:
+    async def wait(*args: object, **kw: object) -> None:
+        await hold.wait()
+
+    return wait

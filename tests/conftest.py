@@ -1,0 +1,102 @@
+"""Fixtures of every tier: real databases, real servers, one event loop.
+
+A test that takes `database_url` (or anything made of it) runs twice: on SQLite and on PostgreSQL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from contextlib import AsyncExitStack
+from pathlib import Path
+
+import pytest
+import structlog
+from sqlalchemy import make_url
+
+from stepwell_server import app as application
+from stepwell_server.storage import migrate
+from stepwell_server.storage.database import Database
+from tests.support.postgres import PostgresServer
+from tests.support.servers import Served, StartServer, start_in_process
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--sqlite-only` leaves out every test that needs PostgreSQL: for `make quick`."""
+    parser.addoption("--sqlite-only", action="store_true")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Deselect what `--sqlite-only` leaves out."""
+    if config.getoption("--sqlite-only"):
+        items[:] = [item for item in items if not _needs_postgres(item)]
+
+
+def _needs_postgres(item: pytest.Item) -> bool:
+    parameters = getattr(getattr(item, "callspec", None), "params", {})
+    return "postgres" in getattr(item, "fixturenames", ()) or parameters.get("database_url") == "postgresql"
+
+
+@pytest.fixture(scope="session", autouse=True)
+def quiet_logs() -> None:
+    """Logs of servers in this process: warnings and worse only, through structlog's own printer."""
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+
+
+@pytest.fixture(scope="session")
+def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    """A PostgreSQL server for the whole session: the one STEPWELL_TEST_PG names, or one from the wheel."""
+    with PostgresServer.start(tmp_path_factory) as server:
+        yield server
+
+
+@pytest.fixture(params=["sqlite", "postgresql"])
+def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """A database that is empty and all this test's own."""
+    if request.param == "sqlite":
+        return f"sqlite:///{tmp_path}/stepwell.db"
+    postgres: PostgresServer = request.getfixturevalue("postgres")
+    return postgres.create_database()
+
+
+@pytest.fixture
+def postgres_url(postgres: PostgresServer) -> str:
+    """An empty PostgreSQL database, for what only exists there."""
+    return postgres.create_database()
+
+
+@pytest.fixture
+def sqlite_url(tmp_path: Path) -> str:
+    """An empty SQLite database, for what does not depend on the database."""
+    return f"sqlite:///{tmp_path}/stepwell.db"
+
+
+@pytest.fixture
+async def db(database_url: str) -> AsyncIterator[Database]:
+    """A migrated database."""
+    database = application.open_database(make_url(database_url))
+    await database.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
+    yield database
+    await database.close()
+
+
+@pytest.fixture
+async def start_server() -> AsyncIterator[StartServer]:
+    """Starts servers in this process, on free ports, and stops them after the test."""
+    async with AsyncExitStack() as stack:
+
+        async def start(database_url: str, **settings: object) -> Served:
+            return await stack.enter_async_context(start_in_process(database_url, **settings))
+
+        yield start
+
+
+@pytest.fixture
+async def server(start_server: StartServer, database_url: str) -> Served:
+    """A server on a database of its own."""
+    return await start_server(database_url)
+
+
+@pytest.fixture
+async def sqlite_server(start_server: StartServer, sqlite_url: str) -> Served:
+    """A server on SQLite, for what does not depend on the database."""
+    return await start_server(sqlite_url)
