@@ -17,9 +17,10 @@ from sqlalchemy import URL
 from stepwell_server import __version__
 from stepwell_server.api import listeners
 from stepwell_server.api.access import load_policy
+from stepwell_server.api.admission import Admission
 from stepwell_server.api.clock import ClockServicer
 from stepwell_server.api.health import Health
-from stepwell_server.api.interceptors import Admission, Pipeline, layers
+from stepwell_server.api.interceptors import Pipeline, layers
 from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.ops import OpsListener
 from stepwell_server.api.server import ServerServicer
@@ -35,6 +36,9 @@ from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.postgresql import PostgresqlBackend
 from stepwell_server.storage.sqlite import SqliteBackend
 from stepwell_server.telemetry import Metrics
+
+CUT_GRACE = 1.0
+"""Seconds that streams get to end after the last unary call has: whoever still listens then is cut off."""
 
 log = structlog.get_logger()
 
@@ -72,6 +76,7 @@ class App:
         self.db = db
         self.health = Health()
         self.metrics = Metrics()
+        self._admission = Admission(settings.unary_calls, settings.limits.streams_per_principal)
         self._loops: list[asyncio.Task[None]] = []
         self._servers: list[aio.Server] = []
         self._ops: OpsListener | None = None
@@ -95,7 +100,8 @@ class App:
         log.info("draining")
         await self.health.drain()
         await asyncio.sleep(self.settings.drain_settle.total_seconds())
-        await self.stop(self.settings.drain_grace.total_seconds())
+        await self._admission.close(self.settings.drain_grace.total_seconds())
+        await self.stop(CUT_GRACE)
         log.info("stopped")
 
     async def stop(self, grace: float = 0.0) -> None:
@@ -119,7 +125,7 @@ class App:
             version=__version__,
             replica_id=uuid4().hex,
             started_at=(await self.db.run_tx(clock.read, read_only=True)).lease_now,
-            dispatch_mode=settings.dispatch.value,
+            dispatch_mode=settings.dispatch,
             deployment=deployment,
             limits=settings.limits.to_limits(),
         )
@@ -127,8 +133,8 @@ class App:
     def _pipeline(self) -> Pipeline:
         settings = self.settings
         policy = load_policy(settings.policy)
-        admission = Admission(settings.unary_calls, settings.limits.streams_per_principal)
-        return Pipeline(layers(policy, self.metrics, admission, settings.unary_deadline.total_seconds()), policy)
+        deadline = settings.unary_deadline.total_seconds()
+        return Pipeline(layers(policy, self.metrics, self._admission, deadline), policy)
 
     def _servicers(self, replica: Replica) -> listeners.Servicers:
         tokens = PageTokens(replica.deployment.page_token_key)

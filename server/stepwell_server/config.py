@@ -4,20 +4,31 @@ from __future__ import annotations
 
 import argparse
 import ipaddress
+import os
+import tomllib
 from collections.abc import Sequence
 from datetime import timedelta
-from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Self
+from typing import Annotated, Any, Literal, NoReturn, Self, TypeAlias, get_args, get_origin
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, SecretStr, ValidationError, model_validator
+from annotated_types import Ge
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    SecretStr,
+    ValidationError,
+    model_validator,
+)
+from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
-    CliSettingsSource,
+    InitSettingsSource,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
-    TomlConfigSettingsSource,
 )
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
@@ -34,27 +45,9 @@ class InvalidSettings(Exception):
     """The settings cannot be used; the text says which and why, one line each."""
 
 
-class Dispatch(StrEnum):
-    """Who turns due tasks into work."""
-
-    EMBEDDED = "embedded"
-    EXTERNAL = "external"
-
-
-class LogFormat(StrEnum):
-    """How log lines look."""
-
-    CONSOLE = "console"
-    JSON = "json"
-
-
-class LogLevel(StrEnum):
-    """The least important lines that are logged."""
-
-    DEBUG = "debug"
-    INFO = "info"
-    WARNING = "warning"
-    ERROR = "error"
+Dispatch: TypeAlias = Literal["embedded", "external"]
+LogFormat: TypeAlias = Literal["console", "json"]
+LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
 
 def split_address(address: str) -> tuple[str, int]:
@@ -76,12 +69,23 @@ def is_loopback(address: str) -> bool:
         return False
 
 
+def _seconds(value: object) -> object:
+    """A number of seconds, also where it comes as text: a flag or a variable."""
+    if isinstance(value, str):
+        try:
+            return timedelta(seconds=float(value))
+        except (ValueError, OverflowError):
+            raise ValueError("must be a number of seconds") from None
+    return value
+
+
 def _checked_address(address: str) -> str:
     split_address(address)
     return address
 
 
 Address = Annotated[str, AfterValidator(_checked_address)]
+Seconds = Annotated[timedelta, BeforeValidator(_seconds), Ge(timedelta(0))]
 
 
 class LimitSettings(BaseModel):
@@ -89,12 +93,18 @@ class LimitSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    payload_bytes: int = Field(_LIMITS.payload_bytes, ge=1, le=2 * 1024 * 1024, description="largest payload")
-    batch_items: int = Field(_LIMITS.batch_items, ge=1, le=1000, description="most items in one batch call")
-    steps_per_run: int = Field(_LIMITS.steps_per_run, ge=1, le=100_000, description="most steps of one run")
-    pending_events: int = Field(_LIMITS.pending_events, ge=1, description="most undelivered events of an instance")
-    timer: timedelta = Field(timedelta(days=365), gt=timedelta(0), description="longest sleep or wait")
-    streams_per_principal: int = Field(_LIMITS.streams_per_principal, ge=1, description="most streams of one caller")
+    payload_bytes: int = Field(
+        _LIMITS.payload_bytes, ge=1, le=2 * 1024 * 1024, title="N", description="largest payload"
+    )
+    batch_items: int = Field(_LIMITS.batch_items, ge=1, le=1000, title="N", description="most items in a batch call")
+    steps_per_run: int = Field(_LIMITS.steps_per_run, ge=1, le=100_000, title="N", description="most steps of a run")
+    pending_events: int = Field(
+        _LIMITS.pending_events, ge=1, title="N", description="most undelivered events of an instance"
+    )
+    timer: Seconds = Field(timedelta(days=365), gt=timedelta(0), title="SECONDS", description="longest sleep or wait")
+    streams_per_principal: int = Field(
+        _LIMITS.streams_per_principal, ge=1, title="N", description="most open streams of one caller"
+    )
 
     def to_limits(self) -> Limits:
         """The same as the domain knows it."""
@@ -102,45 +112,42 @@ class LimitSettings(BaseModel):
 
 
 class Settings(BaseSettings):
-    """Everything an operator can decide. Durations are in seconds."""
+    """Everything an operator can decide. A field's title is what its flag takes."""
 
     model_config = SettingsConfigDict(
-        env_prefix=ENV_PREFIX,
-        env_nested_delimiter="__",
-        frozen=True,
-        extra="forbid",
-        cli_kebab_case=True,
-        cli_implicit_flags=True,
-        cli_hide_none_type=True,
-        cli_avoid_json=True,
+        env_prefix=ENV_PREFIX, env_nested_delimiter="__", env_ignore_empty=True, frozen=True, extra="forbid"
     )
 
-    listen: Address = Field("127.0.0.1:7350", description="HOST:PORT of the API; port 0 takes a free one")
+    listen: Address = Field("127.0.0.1:7350", title="HOST:PORT", description="the API; port 0 takes a free one")
     ops_listen: Address = Field(
-        "127.0.0.1:7351", description="HOST:PORT of health and metrics: plaintext, no data, not for the world"
+        "127.0.0.1:7351", title="HOST:PORT", description="health and metrics: plaintext, no data, not for the world"
     )
     database: SecretStr = Field(
-        SecretStr("sqlite:///stepwell.db"), description="sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME"
+        SecretStr("sqlite:///stepwell.db"),
+        title="URL",
+        description="sqlite:///FILE (default sqlite:///stepwell.db) or postgresql://USER:PASSWORD@HOST/NAME",
     )
     virtual_clock: bool = Field(False, description="create the database with a clock that stands until it is moved")
     auto_migrate: bool = Field(True, description="bring the database to the newest schema at start")
-    dispatch: Dispatch = Field(Dispatch.EMBEDDED, description="who turns due tasks into work")
-    insecure: bool = Field(False, description="allow other machines in without TLS or without a policy")
-    tls_cert: Path | None = Field(None, description="PEM file of the certificate chain; read again when it changes")
-    tls_key: Path | None = Field(None, description="PEM file of the certificate's private key")
-    policy: str = Field("", description="module:name of the authorisation policy")
+    dispatch: Dispatch = Field("embedded", description="who turns due tasks into work")
+    insecure: bool = Field(False, description="let other machines in without TLS or without a policy")
+    tls_cert: Path | None = Field(
+        None, title="FILE", description="PEM file of the certificate chain; read again when it changes"
+    )
+    tls_key: Path | None = Field(None, title="FILE", description="PEM file of the certificate's private key")
+    policy: str = Field("", title="MODULE:NAME", description="the authorisation policy")
     reflection: bool | None = Field(None, description="serve reflection; by default on loopback only")
-    log_format: LogFormat = Field(LogFormat.CONSOLE, description="how log lines look")
-    log_level: LogLevel = Field(LogLevel.INFO, description="least important lines that are logged")
-    unary_calls: int = Field(256, ge=1, description="most unary calls at once")
-    unary_deadline: timedelta = Field(
-        timedelta(seconds=30), gt=timedelta(0), description="deadline of unary calls that bring none"
+    log_format: LogFormat = Field("console", description="how log lines look")
+    log_level: LogLevel = Field("info", description="least important lines that are logged")
+    unary_calls: int = Field(256, ge=1, title="N", description="most unary calls at once")
+    unary_deadline: Seconds = Field(
+        timedelta(seconds=30), gt=timedelta(0), title="SECONDS", description="deadline of unary calls that bring none"
     )
-    drain_settle: timedelta = Field(
-        timedelta(seconds=5), ge=timedelta(0), description="after SIGTERM, time for balancers to look away"
+    drain_settle: Seconds = Field(
+        timedelta(seconds=5), title="SECONDS", description="after SIGTERM, time for balancers to look away"
     )
-    drain_grace: timedelta = Field(
-        timedelta(seconds=25), ge=timedelta(0), description="after that, time for calls in flight to end"
+    drain_grace: Seconds = Field(
+        timedelta(seconds=25), title="SECONDS", description="after that, time for calls in flight to end"
     )
     limits: LimitSettings = Field(LimitSettings(), description="what callers may send")
 
@@ -191,31 +198,68 @@ class Settings(BaseSettings):
 
 def load(arguments: Sequence[str], program: str) -> Settings:
     """Settings from these arguments, the environment and the file that --config or STEPWELL_CONFIG names."""
-    first = argparse.ArgumentParser(add_help=False)
-    first.add_argument("--config", type=Path)
-    known, rest = first.parse_known_args(arguments)
+    flags = vars(_parser(program).parse_args(arguments))
+    file = flags.pop("config")
+    nested = {name: flags.pop(name) for name in list(flags) if "." in name}
+    for name, value in nested.items():
+        group, _, leaf = name.partition(".")
+        flags.setdefault(group, {})[leaf] = value
     try:
-        return _with_file(known.config)(
-            _cli_settings_source=_flags(rest, program),
-        )
+        return _with_file(file)(**flags)
     except ValidationError as error:
         raise InvalidSettings("\n".join(_readable(error))) from None
     except SettingsError as error:
         raise InvalidSettings(str(error)) from None
 
 
-def _flags(arguments: Sequence[str], program: str) -> CliSettingsSource[argparse.ArgumentParser]:
-    return CliSettingsSource(Settings, cli_parse_args=list(arguments), cli_prog_name=program)
+class _Parser(argparse.ArgumentParser):
+    """A parser whose refusals are one line, like all others."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InvalidSettings(f"{message}; see {self.prog} --help")
 
 
-def _with_file(path: Path | None) -> type[Settings]:
-    """Settings that also read this file. A named file that is missing is an error, not an empty one."""
-    if path is not None and not path.is_file():
-        raise InvalidSettings(f"config: there is no file {path}")
+def _parser(program: str) -> _Parser:
+    """A flag for every setting. Those that are not given stay out, so that the environment and the file can speak."""
+    parser = _Parser(
+        prog=program,
+        description="Every flag can also be a variable (--ops-listen: STEPWELL_OPS_LISTEN) or stand in a TOML file "
+        "(ops_listen = ...). Flags beat variables, and those beat the file.",
+        argument_default=argparse.SUPPRESS,
+        allow_abbrev=False,
+    )
+    parser.add_argument("--config", metavar="FILE", default=os.environ.get(f"{ENV_PREFIX}CONFIG"), help="TOML file")
+    _add_flags(parser, Settings)
+    return parser
+
+
+def _add_flags(parser: argparse._ActionsContainer, model: type[BaseModel], prefix: str = "") -> None:
+    for name, field in model.model_fields.items():
+        if isinstance(field.default, BaseModel):
+            _add_flags(parser.add_argument_group(field.description), type(field.default), f"{name}.")
+            continue
+        flag = f"--{prefix}{name}".replace("_", "-")
+        takes: dict[str, Any] = {"metavar": field.title}
+        if field.annotation in (bool, bool | None):
+            takes = {"action": argparse.BooleanOptionalAction}
+        elif get_origin(field.annotation) is Literal:
+            takes = {"choices": get_args(field.annotation)}
+        parser.add_argument(flag, dest=f"{prefix}{name}", help=_help(field), **takes)
+
+
+def _help(field: FieldInfo) -> str:
+    default = field.default
+    if default in (None, "", False) or isinstance(default, SecretStr):
+        return field.description or ""
+    shown = f"{default.total_seconds():.15g}" if isinstance(default, timedelta) else default
+    return f"{field.description} (default {shown})"
+
+
+def _with_file(path: str | None) -> type[Settings]:
+    """Settings that also take what stands in this file, where nothing else says otherwise."""
+    in_file = {} if path is None else _read_file(path)
 
     class FileSettings(Settings):
-        model_config = SettingsConfigDict(toml_file=path)
-
         @classmethod
         def settings_customise_sources(
             cls,
@@ -225,9 +269,19 @@ def _with_file(path: Path | None) -> type[Settings]:
             dotenv_settings: PydanticBaseSettingsSource,
             file_secret_settings: PydanticBaseSettingsSource,
         ) -> tuple[PydanticBaseSettingsSource, ...]:
-            return init_settings, env_settings, TomlConfigSettingsSource(settings_cls)
+            return init_settings, env_settings, InitSettingsSource(settings_cls, in_file)
 
     return FileSettings
+
+
+def _read_file(path: str) -> dict[str, Any]:
+    """A named file that is missing is an error, not an empty one."""
+    try:
+        return tomllib.loads(Path(path).read_text())
+    except OSError as error:
+        raise InvalidSettings(f"config: {path}: {error.strerror}") from None
+    except tomllib.TOMLDecodeError as error:
+        raise InvalidSettings(f"config: {path}: {error}") from None
 
 
 def _readable(error: ValidationError) -> list[str]:

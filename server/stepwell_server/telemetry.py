@@ -24,7 +24,7 @@ _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5
 def configure_logs(log_format: LogFormat, level: LogLevel) -> None:
     """One line per event, on standard error: JSON for machines, columns for people."""
     last: list[structlog.typing.Processor]
-    if log_format is LogFormat.JSON:
+    if log_format == "json":
         last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
     else:
         last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from contextlib import suppress
 
 import grpc
 import pytest
@@ -19,6 +20,7 @@ from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.support import raw
 from tests.support.errors import refusal
 from tests.support.servers import Served, StartServer
+
 
 @pytest.mark.parametrize(
     "body",
@@ -87,7 +89,9 @@ async def test_a_duration_out_of_range_is_refused_with_its_field(sqlite_server: 
 
 
 @pytest.mark.parametrize(
-    "instant", [Timestamp(seconds=-(10**12)), Timestamp(seconds=10**12), Timestamp(nanos=-1), Timestamp(nanos=10**9)], ids=str
+    "instant",
+    [Timestamp(seconds=-(10**12)), Timestamp(seconds=10**12), Timestamp(nanos=-1), Timestamp(nanos=10**9)],
+    ids=str,
 )
 async def test_an_instant_out_of_range_is_refused_with_its_field(sqlite_server: Served, instant: Timestamp) -> None:
     request = clock_pb2.AdvanceClockRequest(to=instant)
@@ -300,10 +304,8 @@ async def test_other_protocols_on_the_port_are_hung_up_on(sqlite_server: Served,
 
 
 async def _ended(call: aio.UnaryUnaryCall[object, object]) -> None:
-    try:
+    with suppress(asyncio.CancelledError, aio.AioRpcError):
         await call
-    except (asyncio.CancelledError, aio.AioRpcError):
-        pass
 
 
 def _never(hold: asyncio.Event) -> object:

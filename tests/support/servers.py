@@ -37,7 +37,13 @@ StartServer: TypeAlias = Callable[..., Awaitable[Served]]
 async def start_in_process(database_url: str, **settings: Any) -> AsyncIterator[Served]:
     """A server in this process, on free ports."""
     chosen = Settings(
-        **{"listen": "127.0.0.1:0", "ops_listen": "127.0.0.1:0", "database": database_url, "drain_settle": 0, **settings}
+        **{
+            "listen": "127.0.0.1:0",
+            "ops_listen": "127.0.0.1:0",
+            "database": database_url,
+            "drain_settle": 0,
+            **settings,
+        }
     )
     app = App(chosen, open_database(chosen.database_url))
     try:
@@ -82,7 +88,9 @@ class DidNotStart(Exception):
 
 
 @asynccontextmanager
-async def start_process(database_url: str, *arguments: str, listen: str = "127.0.0.1:0") -> AsyncIterator[ServerProcess]:
+async def start_process(
+    database_url: str, *arguments: str, listen: str = "127.0.0.1:0"
+) -> AsyncIterator[ServerProcess]:
     """A server process that is killed at the end, if it still runs."""
     process = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "stepwell_server", "--listen", listen, "--ops-listen", "127.0.0.1:0"),
@@ -112,5 +120,5 @@ async def start_process(database_url: str, *arguments: str, listen: str = "127.0
 
 
 async def _collect(stream: asyncio.StreamReader, lines: list[str]) -> None:
-    async for line in stream:
+    while line := await stream.readline():
         lines.append(line.decode())

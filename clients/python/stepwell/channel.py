@@ -15,7 +15,7 @@ _SERVICE_CONFIG = {
     "methodConfig": [
         {
             "name": [{}],
-            # UNAVAILABLE only: a call that may have been executed is repeated under its request_id, or reads only.
+            # A call that ended so may have been executed: it is repeated under its request_id, or only reads.
             "retryPolicy": {
                 "maxAttempts": 5,
                 "initialBackoff": "0.1s",

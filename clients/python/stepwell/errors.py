@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
@@ -13,18 +12,21 @@ from grpc import aio
 _DETAILS_KEY = "grpc-status-details-bin"
 
 
-@dataclass(frozen=True)
 class CallFailed(Exception):
-    """A call that the server refused, or that did not reach it."""
+    """A call that the server refused, or that did not reach it.
 
-    code: grpc.StatusCode
-    message: str
-    reason: str = ""
-    """Name of a value of `ErrorReason` without its prefix; empty if the error did not come from a Stepwell server."""
-    metadata: Mapping[str, str] = field(default_factory=dict)
+    `code` says what to do, `reason` is the name of a value of `ErrorReason` without its prefix (empty if the error did
+    not come from a Stepwell server), `metadata` holds the values that the message mentions.
+    """
 
-    def __str__(self) -> str:
-        return f"{self.message} ({self.reason or self.code.name})"
+    def __init__(
+        self, code: grpc.StatusCode, message: str, reason: str = "", metadata: Mapping[str, str] | None = None
+    ) -> None:
+        super().__init__(f"{message} ({reason or code.name})")
+        self.code = code
+        self.message = message
+        self.reason = reason
+        self.metadata = dict(metadata or {})
 
 
 def failure_of(error: aio.AioRpcError) -> CallFailed:

@@ -31,6 +31,7 @@ CODES: dict[type[errors.StepwellError], StatusCode] = {
     errors.ClockMovesForwardOnly: StatusCode.INVALID_ARGUMENT,
     errors.IdempotencyKeyReused: StatusCode.FAILED_PRECONDITION,
     errors.DatabaseUnavailable: StatusCode.UNAVAILABLE,
+    errors.ShuttingDown: StatusCode.UNAVAILABLE,
     errors.Conflict: StatusCode.ABORTED,
     errors.ServerBusy: StatusCode.RESOURCE_EXHAUSTED,
     errors.StreamLimit: StatusCode.RESOURCE_EXHAUSTED,

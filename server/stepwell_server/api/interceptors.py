@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 import structlog
@@ -20,7 +18,8 @@ from google.protobuf.message import DecodeError, Message
 from grpc import HandlerCallDetails, StatusCode, aio
 
 from stepwell_server.api import validate
-from stepwell_server.api.access import METHODS, OPEN_METHODS, Caller, Policy, Principal
+from stepwell_server.api.access import METHODS, OPEN_METHODS, Caller, Policy
+from stepwell_server.api.admission import Admission
 from stepwell_server.api.calls import Call, Context, current
 from stepwell_server.api.errors import DETAILS_KEY, code_of, to_status
 from stepwell_server.domain.errors import (
@@ -28,10 +27,8 @@ from stepwell_server.domain.errors import (
     MalformedRequest,
     MethodUnimplemented,
     PermissionDenied,
-    ServerBusy,
     ServerDeadline,
     StepwellError,
-    StreamLimit,
 )
 from stepwell_server.domain.namespaces import DEFAULT_NAMESPACE
 from stepwell_server.telemetry import Metrics
@@ -142,54 +139,16 @@ def _namespace(message: Message) -> str:
     return getattr(message, "namespace", "") or DEFAULT_NAMESPACE
 
 
-@dataclass(slots=True)
-class Admission:
-    """How many calls are let in at once. Health is never turned away: a busy server is not a dead one."""
-
-    unary_limit: int
-    stream_limit: int
-    unary: int = 0
-    streams: Counter[str] = field(default_factory=Counter)
-
-    @asynccontextmanager
-    async def layer(self, call: Call) -> AsyncIterator[None]:
-        """Hold a place for as long as the call takes."""
-        if call.streaming:
-            with_place = self._stream_place(call.principal)
-        else:
-            with_place = self._unary_place(exempt=call.method in OPEN_METHODS)
-        async with with_place:
-            yield
-
-    @asynccontextmanager
-    async def _unary_place(self, *, exempt: bool) -> AsyncIterator[None]:
-        if self.unary >= self.unary_limit and not exempt:
-            raise ServerBusy("too many calls at once", retry_after=0.1, limit=self.unary_limit)
-        self.unary += 1
-        try:
-            yield
-        finally:
-            self.unary -= 1
-
-    @asynccontextmanager
-    async def _stream_place(self, principal: Principal) -> AsyncIterator[None]:
-        if self.streams[principal.name] >= self.stream_limit:
-            raise StreamLimit("too many open streams", retry_after=1.0, limit=self.stream_limit)
-        self.streams[principal.name] += 1
-        try:
-            yield
-        finally:
-            self.streams[principal.name] -= 1
-            if not self.streams[principal.name]:
-                del self.streams[principal.name]
-
-
 def layers(policy: Policy, metrics: Metrics, admission: Admission, unary_deadline: float) -> list[Layer]:
     """All layers, the outermost first."""
+    return [observed(metrics), translated, authenticated(policy), admission.layer, timely(unary_deadline)]
+
+
+def observed(metrics: Metrics) -> Layer:
+    """Log and measure each call, whatever becomes of it."""
 
     @asynccontextmanager
-    async def observed(call: Call) -> AsyncIterator[None]:
-        """Log and measure the call, whatever becomes of it."""
+    async def layer(call: Call) -> AsyncIterator[None]:
         call.log_id = _log_id(call)
         began = time.monotonic()
         shape = "stream" if call.streaming else "unary"
@@ -209,44 +168,55 @@ def layers(policy: Policy, metrics: Metrics, admission: Admission, unary_deadlin
                 write = log.debug if call.method in OPEN_METHODS else log.info
                 write("call", method=call.method, code=call.code.name, ms=round(seconds * 1000, 1))
 
-    @asynccontextmanager
-    async def translated(call: Call) -> AsyncIterator[None]:
-        """Turn domain errors into statuses, and everything else into INTERNAL without a word of its text."""
-        try:
-            yield
-        except StepwellError as error:
-            await _abort(call, error)
-        except aio.AbortError:  # a servicer of grpc's own packages refused
-            call.code = StatusCode(_code(call.context))
-            raise
-        except NotImplementedError:
-            await _abort(call, MethodUnimplemented("this server does not have that method yet", method=call.method))
-        except Exception:
-            log.exception("call_failed", method=call.method)
-            await _abort(call, Internal("internal error; the server's log has it under this id", log_id=call.log_id))
+    return layer
+
+
+@asynccontextmanager
+async def translated(call: Call) -> AsyncIterator[None]:
+    """Turn domain errors into statuses, and everything else into INTERNAL without a word of its text."""
+    try:
+        yield
+    except StepwellError as error:
+        await _abort(call, error)
+    except aio.AbortError:  # a servicer of grpc's own packages refused
+        call.code = _code(call.context)
+        raise
+    except NotImplementedError:
+        await _abort(call, MethodUnimplemented("this server does not have that method yet", method=call.method))
+    except Exception:
+        log.exception("call_failed", method=call.method)
+        await _abort(call, Internal("internal error; the server's log has it under this id", log_id=call.log_id))
+
+
+def authenticated(policy: Policy) -> Layer:
+    """Find out who calls. Health is open to everybody."""
 
     @asynccontextmanager
-    async def authenticated(call: Call) -> AsyncIterator[None]:
-        """Find out who calls. Health is open to everybody."""
+    async def layer(call: Call) -> AsyncIterator[None]:
         if call.method not in OPEN_METHODS:
             call.principal = await policy.authenticate(_caller(call))
         yield
 
+    return layer
+
+
+def timely(deadline: float) -> Layer:
+    """Give a unary call that brings no deadline the server's own."""
+
     @asynccontextmanager
-    async def timely(call: Call) -> AsyncIterator[None]:
-        """Give a unary call that brings no deadline the server's own."""
+    async def layer(call: Call) -> AsyncIterator[None]:
         if call.streaming or call.context.time_remaining() is not None:
             yield
             return
         try:
-            async with asyncio.timeout(unary_deadline) as limit:
+            async with asyncio.timeout(deadline) as limit:
                 yield
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise ServerDeadline("the call took too long; bring a deadline of your own", limit=unary_deadline) from None
+            raise ServerDeadline("the call took too long; bring a deadline of your own", limit=deadline) from None
 
-    return [observed, translated, authenticated, admission.layer, timely]
+    return layer
 
 
 async def _abort(call: Call, error: StepwellError) -> None:
@@ -256,8 +226,8 @@ async def _abort(call: Call, error: StepwellError) -> None:
     await call.context.abort(call.code, status.message, trailing_metadata=trailer)
 
 
-def _code(context: Any) -> Any:
-    number = context.code()
+def _code(context: Context) -> StatusCode:
+    number: Any = context.code()  # grpc.aio keeps the number, not the enum
     return next(code for code in StatusCode if code.value[0] == number)
 
 

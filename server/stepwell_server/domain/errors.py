@@ -17,6 +17,7 @@
     │   └── ClockMovesForwardOnly
     ├── IdempotencyKeyReused
     ├── DatabaseUnavailable           repeat the call
+    ├── ShuttingDown                  repeat the call
     ├── Conflict
     ├── ServerBusy                    come back after `retry_after`
     ├── StreamLimit
@@ -112,6 +113,10 @@ class DatabaseUnavailable(StepwellError):
     """The database did not answer, or the outcome of a commit is unknown."""
 
     reason = "DATABASE_UNAVAILABLE"
+
+
+class ShuttingDown(StepwellError):
+    reason = "SHUTTING_DOWN"
 
 
 class Conflict(StepwellError):

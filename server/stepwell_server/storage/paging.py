@@ -29,7 +29,7 @@ class PageTokens:
 
     def encode(self, scope: Sequence[object], position: Position) -> str:
         """The token of the page after `position`, good only for the same scope: method, namespace and filters."""
-        body = json.dumps(position, separators=(",", ":")).encode()
+        body = json.dumps(position, separators=(",", ":"), ensure_ascii=False).encode()
         return base64.urlsafe_b64encode(self._sign(scope, body) + body).decode().rstrip("=")
 
     def decode(self, scope: Sequence[object], token: str) -> Position:

@@ -5,11 +5,10 @@ from __future__ import annotations
 import sys
 
 import typer
-from grpc import aio
 
 from stepwell import __version__
 from stepwell.cli import info, namespaces, server
-from stepwell.errors import CallFailed, failure_of
+from stepwell.errors import CallFailed
 
 app = typer.Typer(
     name="stepwell",
@@ -34,13 +33,7 @@ def run() -> int:
     """Run the command line and return its exit code."""
     try:
         app()
-    except aio.AioRpcError as error:
-        return _refused(failure_of(error))
     except (CallFailed, OSError) as error:
-        return _refused(error)
+        print(f"stepwell: {error}", file=sys.stderr)
+        return 1
     return 0
-
-
-def _refused(error: Exception) -> int:
-    print(f"stepwell: {error}", file=sys.stderr)
-    return 1

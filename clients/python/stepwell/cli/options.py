@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
+import grpc
 import typer
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from grpc import aio
 
 from stepwell.channel import open_channel
+from stepwell.errors import CallFailed, failure_of
 
 T = TypeVar("T")
 
@@ -32,7 +34,13 @@ def call(talk: Callable[[aio.Channel], Awaitable[T]], server: str, *, tls: bool,
 
     async def talking() -> T:
         async with open_channel(server, tls=tls, tls_ca=tls_ca) as channel:
-            return await talk(channel)
+            try:
+                return await talk(channel)
+            except aio.AioRpcError as error:
+                failure = failure_of(error)
+                if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
+                    raise CallFailed(failure.code, f"no server answers at {server}") from None
+                raise failure from None
 
     return asyncio.run(talking())
 

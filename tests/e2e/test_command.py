@@ -1,0 +1,78 @@
+"""The `stepwell` command, as a person types it."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+from collections.abc import AsyncIterator
+
+import pytest
+
+from stepwell import __version__
+from tests.support.servers import ServerProcess, start_process
+
+
+@pytest.fixture
+async def running(sqlite_url: str) -> AsyncIterator[ServerProcess]:
+    async with start_process(sqlite_url) as server:
+        yield server
+
+
+async def stepwell(*arguments: str, server: str = "") -> tuple[int | None, str, str]:
+    process = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "stepwell.cli", *arguments),
+        *(("--server", server) if server else ()),
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    out, err = await process.communicate()
+    return process.returncode, out.decode(), err.decode()
+
+
+async def test_version() -> None:
+    assert await stepwell("version") == (0, f"{__version__}\n", "")
+
+
+async def test_info_shows_what_the_server_says(running: ServerProcess) -> None:
+    code, out, _ = await stepwell("info", server=running.listen)
+    assert code == 0
+    assert f"Stepwell {__version__} at {running.listen}" in out
+    assert "sqlite" in out
+
+    code, out, _ = await stepwell("info", "--json", server=running.listen)
+    assert json.loads(out)["database"]["kind"] == "DATABASE_KIND_SQLITE"
+
+
+async def test_namespaces_are_created_and_listed(running: ServerProcess) -> None:
+    created = await stepwell("namespace", "create", "billing", "--description", "invoices", server=running.listen)
+    assert created == (0, "created namespace billing\n", "")
+
+    code, out, _ = await stepwell("namespace", "list", server=running.listen)
+    assert code == 0
+    assert "billing" in out and "invoices" in out and "default" in out
+
+    code, out, _ = await stepwell("namespace", "list", "--json", server=running.listen)
+    assert [one["name"] for one in json.loads(out)["namespaces"]] == ["billing", "default"]
+
+
+async def test_a_refusal_is_one_line_and_an_exit_code(running: ServerProcess) -> None:
+    again = await stepwell("namespace", "create", "default", server=running.listen)
+    assert again == (1, "", "stepwell: a namespace of that name exists (NAMESPACE_ALREADY_EXISTS)\n")
+
+    code, _, err = await stepwell("info", server="127.0.0.1:1")
+    assert (code, err) == (1, "stepwell: no server answers at 127.0.0.1:1 (UNAVAILABLE)\n")
+
+
+async def test_migrate_makes_a_database_that_a_server_serves(sqlite_url: str) -> None:
+    assert await stepwell("migrate", "--database", sqlite_url) == (0, "the database is at schema 0001\n", "")
+
+    async with start_process(sqlite_url, "--no-auto-migrate") as server:
+        assert (await stepwell("info", server=server.listen))[0] == 0
+
+
+async def test_the_server_has_a_help_of_its_own() -> None:
+    code, out, _ = await stepwell("server", "--help")
+
+    assert code == 0
+    assert "--ops-listen HOST:PORT" in out

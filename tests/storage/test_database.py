@@ -1,0 +1,178 @@
+"""The only way to a transaction: retries, cancellation, outcomes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from sqlalchemy import func, insert, select, text
+from sqlalchemy.exc import IntegrityError
+
+from stepwell_server.domain.errors import Conflict, DatabaseUnavailable
+from stepwell_server.domain.namespaces import NamespaceSpec
+from stepwell_server.storage import namespaces
+from stepwell_server.storage.database import MOST_ATTEMPTS, CommitUnknown, Database, Fault, Tx
+from stepwell_server.storage.schema import clock
+
+
+async def count(db: Database) -> int:
+    return await db.run_tx(lambda tx: tx.execute(select(func.count()).select_from(text("namespaces"))).scalar_one())
+
+
+def create(name: str) -> Callable[[Tx], Any]:
+    return lambda tx: namespaces.insert(tx, NamespaceSpec(name))
+
+
+class Failing:
+    """A backend that fails a few times before, or after, it does what it is asked."""
+
+    def __init__(self, inner: Any, fault: Fault, times: int, *, error: type[Exception] = RuntimeError) -> None:
+        self._inner, self._fault, self._times, self._error = inner, fault, times, error
+        self.attempts = 0
+
+    async def attempt(self, work: Any, *, read_only: bool) -> Any:
+        self.attempts += 1
+        if self.attempts <= self._times:
+            raise self._error("injected")
+        return await self._inner.attempt(work, read_only=read_only)
+
+    def classify(self, error: BaseException) -> Fault:
+        return self._fault
+
+
+def failing(db: Database, fault: Fault, times: int, **options: Any) -> tuple[Database, Failing]:
+    backend = Failing(db._backend, fault, times, **options)
+    return Database(backend), backend  # type: ignore[arg-type]
+
+
+async def test_a_conflict_is_run_again_until_it_wins(db: Database) -> None:
+    broken, backend = failing(db, Fault.CONFLICT, MOST_ATTEMPTS - 1)
+
+    await broken.run_tx(create("won"))
+
+    assert backend.attempts == MOST_ATTEMPTS
+    assert await count(db) == 2
+
+
+async def test_a_conflict_that_never_ends_is_told_as_one(db: Database) -> None:
+    broken, backend = failing(db, Fault.CONFLICT, 99)
+
+    with pytest.raises(Conflict):
+        await broken.run_tx(create("lost"))
+
+    assert backend.attempts == MOST_ATTEMPTS
+    assert await count(db) == 1
+
+
+async def test_an_outage_is_unavailable_and_seen(db: Database) -> None:
+    broken, _ = failing(db, Fault.DISCONNECTED, MOST_ATTEMPTS)
+
+    with pytest.raises(DatabaseUnavailable):
+        await broken.run_tx(create("away"))
+    assert not broken.reachable
+
+    await broken.run_tx(create("back"))
+    assert broken.reachable
+
+
+async def test_a_commit_whose_outcome_is_unknown_is_never_run_again_unless_it_only_read(db: Database) -> None:
+    writing, tries = failing(db, Fault.DISCONNECTED, 1, error=CommitUnknown)
+    with pytest.raises(DatabaseUnavailable):
+        await writing.run_tx(create("twice"))
+    assert tries.attempts == 1
+
+    reading, tries = failing(db, Fault.DISCONNECTED, 1, error=CommitUnknown)
+    await reading.run_tx(lambda tx: tx.execute(select(clock)).all(), read_only=True)
+    assert tries.attempts == 2
+
+
+async def test_a_bug_is_not_retried_and_changes_nothing(db: Database) -> None:
+    def half(tx: Tx) -> None:
+        create("half")(tx)
+        tx.execute(insert(clock).values(id=1))
+
+    with pytest.raises(IntegrityError):
+        await db.run_tx(half)
+
+    assert await count(db) == 1
+
+
+async def test_a_cancelled_caller_does_not_cut_its_transaction(db: Database) -> None:
+    began = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def slowly(tx: Tx) -> None:
+        loop.call_soon_threadsafe(began.set)
+        for number in range(50):
+            create(f"n{number}")(tx)
+
+    caller = asyncio.create_task(db.run_tx(slowly))
+    await began.wait()
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    await asyncio.wait(db._running)
+
+    assert await count(db) == 51
+
+
+async def test_read_committed_is_used_whatever_the_default(postgres: Any, postgres_url: str) -> None:
+    from sqlalchemy import make_url
+
+    from stepwell_server.app import open_database
+
+    name = make_url(postgres_url).database
+    postgres.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
+    db = open_database(make_url(postgres_url))
+
+    level = await db.run_tx(lambda tx: tx.execute(text("SHOW transaction_isolation")).scalar_one())
+    await db.close()
+
+    assert level == "read committed"
+
+
+async def test_real_conflicts_are_recognised(postgres_url: str) -> None:
+    from sqlalchemy import make_url
+
+    from stepwell_server.app import open_database
+
+    db = open_database(make_url(postgres_url))
+
+    def raising(state: str) -> Callable[[Tx], Any]:
+        return lambda tx: tx.exec_driver_sql(f"DO $$ BEGIN RAISE EXCEPTION 'x' USING ERRCODE = '{state}'; END $$")
+
+    for state in ("40001", "40P01", "55P03"):
+        with pytest.raises(Conflict):
+            await db.run_tx(raising(state))
+    for state in ("57P01", "57P03", "08006", "53300", "25006"):
+        with pytest.raises(DatabaseUnavailable):
+            await db.run_tx(raising(state))
+    await db.close()
+
+
+async def test_sqlite_readers_do_not_wait_for_the_writer(sqlite_url: str) -> None:
+    from sqlalchemy import make_url
+
+    from stepwell_server.app import open_database
+    from stepwell_server.storage import migrate
+
+    db = open_database(make_url(sqlite_url))
+    await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
+    began, read = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    def write(tx: Tx) -> bool:
+        create("slow")(tx)
+        loop.call_soon_threadsafe(began.set)
+        return asyncio.run_coroutine_threadsafe(read.wait(), loop).result(timeout=10)
+
+    writing = asyncio.create_task(db.run_tx(write))
+    await began.wait()
+    names = await db.run_tx(lambda tx: [one.spec.name for one in namespaces.list_page(tx, 9, None)], read_only=True)
+    read.set()
+
+    assert await writing
+    assert names == ["default"]
+    await db.close()

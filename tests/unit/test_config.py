@@ -1,0 +1,99 @@
+"""Settings: where they come from, and how a mistake is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from stepwell_server import config
+
+
+def load(*arguments: str) -> config.Settings:
+    return config.load(arguments, "stepwell server")
+
+
+def problem(*arguments: str) -> str:
+    with pytest.raises(config.InvalidSettings) as refused:
+        load(*arguments)
+    return str(refused.value)
+
+
+def test_defaults_serve_this_machine_only_from_an_sqlite_file() -> None:
+    settings = load()
+
+    assert settings.listen == "127.0.0.1:7350"
+    assert settings.database_url.get_backend_name() == "sqlite"
+    assert settings.serves_reflection
+
+
+def test_a_flag_beats_the_environment_and_that_beats_the_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "stepwell.toml"
+    file.write_text(
+        'listen = "127.0.0.1:1"\nops_listen = "127.0.0.1:1"\ndispatch = "external"\n[limits]\nbatch_items = 7\n'
+    )
+    monkeypatch.setenv("STEPWELL_LISTEN", "127.0.0.1:2")
+    monkeypatch.setenv("STEPWELL_OPS_LISTEN", "127.0.0.1:2")
+    monkeypatch.setenv("STEPWELL_LIMITS__PAYLOAD_BYTES", "99")
+
+    settings = load("--config", str(file), "--listen", "127.0.0.1:3")
+
+    assert (settings.listen, settings.ops_listen, settings.dispatch) == ("127.0.0.1:3", "127.0.0.1:2", "external")
+    assert (settings.limits.batch_items, settings.limits.payload_bytes) == (7, 99)
+
+
+def test_the_file_can_be_named_by_the_environment(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    file = tmp_path / "stepwell.toml"
+    file.write_text('listen = "127.0.0.1:1"\n')
+    monkeypatch.setenv("STEPWELL_CONFIG", str(file))
+
+    assert load().listen == "127.0.0.1:1"
+
+
+def test_a_file_that_is_missing_or_misspelt_is_an_error(tmp_path: Path) -> None:
+    file = tmp_path / "stepwell.toml"
+    assert "No such file" in problem("--config", str(file))
+
+    file.write_text('lisen = "127.0.0.1:1"\n')
+    assert "lisen" in problem("--config", str(file))
+
+    file.write_text("listen = \n")
+    assert str(file) in problem("--config", str(file))
+
+
+@pytest.mark.parametrize("address", ["7350", ":7350", "localhost", "localhost:x", "localhost:70000"])
+def test_an_address_that_is_none_is_told_by_its_flag(address: str) -> None:
+    assert problem("--listen", address).startswith("listen: must be HOST:PORT")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "mysql://x/y", "sqlite://", "sqlite:///"])
+def test_a_database_that_is_none_is_refused(url: str) -> None:
+    assert "database" in problem("--database", url)
+
+
+def test_a_password_is_never_shown() -> None:
+    settings = load("--database", "postgresql://me:hunter2@db/stepwell")
+
+    assert "hunter2" not in repr(settings)
+    assert "hunter2" not in problem("--database", "oracle://me:hunter2@db/stepwell")
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "127.5.5.5", "localhost", "[::1]"])
+def test_loopback_needs_no_protection(host: str) -> None:
+    assert load("--listen", f"{host}:7350").serves_loopback_only
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "example.org"])
+def test_other_machines_are_let_in_only_with_tls_and_a_policy_or_when_told(host: str) -> None:
+    listen = ("--listen", f"{host}:7350")
+    tls = ("--tls-cert", "c.pem", "--tls-key", "k.pem")
+
+    assert "lets other machines in" in problem(*listen)
+    assert "lets other machines in" in problem(*listen, *tls)
+    assert "lets other machines in" in problem(*listen, "--policy", "a:b")
+    assert not load(*listen, *tls, "--policy", "a:b").serves_reflection
+    assert not load(*listen, "--insecure").serves_reflection
+
+
+def test_half_of_tls_is_refused() -> None:
+    assert "go together" in problem("--tls-cert", "c.pem")
