@@ -1,4 +1,4 @@
-"""What idle streams cost: memory and processor time of a server that holds thousands of them, and small calls beside them.
+"""What idle streams cost: a server's memory and processor time with thousands of them, and small calls beside them.
 
 python bench/idle_streams.py [STREAMS]
 """
@@ -43,9 +43,8 @@ async def main(streams: int) -> None:
             for channel in channels:
                 await channel.close()
     print(f"{streams} idle streams on {len(channels)} connections")
-    print(
-        f"  memory        {before / 2**20:.0f} -> {held / 2**20:.0f} MiB: {(held - before) / streams / 1024:.1f} KiB each"
-    )
+    each = (held - before) / streams / 1024
+    print(f"  memory        {before / 2**20:.0f} -> {held / 2**20:.0f} MiB: {each:.1f} KiB each")
     print(f"  processor     {busy:.1%} of a core at rest")
     print(f"  GetServerInfo beside them: p50 {latencies[0]:.1f} ms, p99 {latencies[1]:.1f} ms")
 

@@ -33,7 +33,7 @@ VAGUE_NAMES = {"utils", "helpers", "common", "manager", "base", "misc"}
 def python_files() -> list[Path]:
     return sorted(
         path
-        for folder in ("server", "clients/python", "tests", "bench", "scripts")
+        for folder in ("server", "clients/python", "tests", "bench", "examples")
         for path in (ROOT / folder).rglob("*.py")
         if "v1" not in path.parts and "build" not in path.parts
     )

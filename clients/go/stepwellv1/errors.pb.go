@@ -97,7 +97,8 @@ const (
 	ErrorReason_ERROR_REASON_INVALID_NAMESPACE ErrorReason = 52
 	// FAILED_PRECONDITION: the clock of this server is the real one and cannot be moved.
 	ErrorReason_ERROR_REASON_CLOCK_NOT_VIRTUAL ErrorReason = 60
-	// INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now".
+	// INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now", in microseconds since the
+	// epoch.
 	ErrorReason_ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY ErrorReason = 61
 	// NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow".
 	ErrorReason_ERROR_REASON_WORKFLOW_NOT_FOUND ErrorReason = 70

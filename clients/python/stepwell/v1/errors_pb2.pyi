@@ -99,7 +99,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_CLOCK_NOT_VIRTUAL: _ErrorReason.ValueType  # 60
     """FAILED_PRECONDITION: the clock of this server is the real one and cannot be moved."""
     ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY: _ErrorReason.ValueType  # 61
-    """INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now"."""
+    """INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now", in microseconds since the
+    epoch.
+    """
     ERROR_REASON_WORKFLOW_NOT_FOUND: _ErrorReason.ValueType  # 70
     """NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow"."""
     ERROR_REASON_INSTANCE_NOT_FOUND: _ErrorReason.ValueType  # 71
@@ -223,7 +225,9 @@ ERROR_REASON_INVALID_NAMESPACE: ErrorReason.ValueType  # 52
 ERROR_REASON_CLOCK_NOT_VIRTUAL: ErrorReason.ValueType  # 60
 """FAILED_PRECONDITION: the clock of this server is the real one and cannot be moved."""
 ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY: ErrorReason.ValueType  # 61
-"""INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now"."""
+"""INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now", in microseconds since the
+epoch.
+"""
 ERROR_REASON_WORKFLOW_NOT_FOUND: ErrorReason.ValueType  # 70
 """NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow"."""
 ERROR_REASON_INSTANCE_NOT_FOUND: ErrorReason.ValueType  # 71

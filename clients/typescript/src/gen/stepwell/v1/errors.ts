@@ -91,7 +91,10 @@ export enum ErrorReason {
   ERROR_REASON_INVALID_NAMESPACE = 52,
   /** ERROR_REASON_CLOCK_NOT_VIRTUAL - FAILED_PRECONDITION: the clock of this server is the real one and cannot be moved. */
   ERROR_REASON_CLOCK_NOT_VIRTUAL = 60,
-  /** ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY - INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now". */
+  /**
+   * ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY - INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now", in microseconds since the
+   * epoch.
+   */
   ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY = 61,
   /** ERROR_REASON_WORKFLOW_NOT_FOUND - NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow". */
   ERROR_REASON_WORKFLOW_NOT_FOUND = 70,
