@@ -43,9 +43,9 @@ def quiet_logs() -> None:
 
 
 @pytest.fixture(scope="session")
-def postgres(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server for the whole session: the one STEPWELL_TEST_PG names, or one from the wheel."""
-    with PostgresServer.start(tmp_path_factory) as server:
+    with PostgresServer.start() as server:
         yield server
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,13 +26,22 @@ from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.ops import OpsListener
 from stepwell_server.api.server import ServerServicer
 from stepwell_server.config import Settings, split_address
+from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.engine.clock import Clock
-from stepwell_server.engine.loops.watch_database import watch_database
+from stepwell_server.engine.committer import Committer
+from stepwell_server.engine.groups import GroupResult
+from stepwell_server.engine.loops import supervised
+from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
+from stepwell_server.engine.loops.relay_hints import HintRelay
+from stepwell_server.engine.loops.sweep import Sweep
 from stepwell_server.engine.namespaces import Namespaces
 from stepwell_server.engine.server import Replica, Server
+from stepwell_server.engine.wakes import DatabaseTime, WakeBus
 from stepwell_server.storage import clock, migrate
 from stepwell_server.storage import server as deployments
-from stepwell_server.storage.database import Database
+from stepwell_server.storage.database import READ, Database
+from stepwell_server.storage.failpoints import Failpoints
+from stepwell_server.storage.hints import Hints, NoHints, PostgresqlHints
 from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.postgresql import PostgresqlBackend
 from stepwell_server.storage.sqlite import SqliteBackend
@@ -45,9 +55,10 @@ log = structlog.get_logger()
 
 def open_database(url: URL) -> Database:
     """The database behind the URL. It is not contacted yet."""
+    failpoints = Failpoints(os.environ.get("STEPWELL_FAILPOINT", ""))
     if url.get_backend_name() == "sqlite":
-        return Database(SqliteBackend(Path(url.database or "")))
-    return Database(PostgresqlBackend(url))
+        return Database(SqliteBackend(Path(url.database or "")), failpoints)
+    return Database(PostgresqlBackend(url), failpoints)
 
 
 async def migrate_database(settings: Settings) -> str:
@@ -55,7 +66,7 @@ async def migrate_database(settings: Settings) -> str:
     db = open_database(settings.database_url)
     try:
         await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=settings.virtual_clock))
-        return (await db.run_tx(deployments.read, read_only=True)).schema_version
+        return (await db.run_tx(deployments.read, READ)).schema_version
     finally:
         await db.close()
 
@@ -91,7 +102,7 @@ class App:
         await self.health.start()
         addresses = await self._listen(pipeline, api)
         await self._report_database(True)
-        self._loops.append(asyncio.create_task(watch_database(self.db, self._report_database)))
+        self._start_loops(replica)
         log.info("serving", listen=addresses.listen, ops_listen=addresses.ops_listen, replica_id=replica.replica_id)
         return addresses
 
@@ -119,12 +130,12 @@ class App:
         settings = self.settings
         if settings.auto_migrate:
             await self.db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=settings.virtual_clock))
-        deployment = await self.db.run_tx(deployments.read, read_only=True)
+        deployment = await self.db.run_tx(deployments.read, READ)
         deployments.check_clock(deployment, virtual_clock=settings.virtual_clock)
         return Replica(
             version=__version__,
             replica_id=uuid4().hex,
-            started_at=(await self.db.run_tx(clock.read, read_only=True)).lease_now,
+            started_at=(await self.db.run_tx(clock.read, READ)).lease_now,
             dispatch_mode=settings.dispatch,
             deployment=deployment,
             limits=settings.limits.to_limits(),
@@ -156,6 +167,29 @@ class App:
         for server in self._servers:
             await server.start()
         return Addresses(listen, ops_listen)
+
+    def _start_loops(self, replica: Replica) -> None:
+        """The engine room: the committer, the wake bus and what feeds it."""
+        url = self.settings.database_url
+        hints: Hints = NoHints() if url.get_backend_name() == "sqlite" else PostgresqlHints(url, replica.replica_id)
+        bus = WakeBus(DatabaseTime(virtual=replica.deployment.virtual_clock))
+        relay = HintRelay(self.db, hints)
+
+        def committed(result: GroupResult) -> None:
+            bus.time.observe(result.at)
+            bus.note(result.touched)
+            relay.note(result.touched)
+
+        committer = Committer(self.db, LeaseTimes(), committed)
+        sweep = Sweep(self.db, bus, hints, committer.times, self._report_database)
+        loops: dict[str, Callable[[], Awaitable[None]]] = {
+            "committer": committer.run,
+            "sweep": sweep.run,
+            "refresh_wakes": lambda: refresh_wakes(self.db, bus),
+            "send_hints": relay.run,
+            "hear_hints": lambda: hints.listen(bus.note),
+        }
+        self._loops = [asyncio.create_task(supervised(name, loop)) for name, loop in loops.items()]
 
     async def _report_database(self, reachable: bool) -> None:
         self.metrics.database_up.set(reachable)

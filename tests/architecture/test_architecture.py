@@ -35,7 +35,7 @@ def python_files() -> list[Path]:
         path
         for folder in ("server", "clients/python", "tests", "bench", "examples")
         for path in (ROOT / folder).rglob("*.py")
-        if "v1" not in path.parts and "build" not in path.parts
+        if not {"v1", "build", "migrations"} & {*path.parts}
     )
 
 

@@ -65,7 +65,7 @@ async def test_a_refusal_is_one_line_and_an_exit_code(running: ServerProcess) ->
 
 
 async def test_migrate_makes_a_database_that_a_server_serves(sqlite_url: str) -> None:
-    assert await stepwell("migrate", "--database", sqlite_url) == (0, "the database is at schema 0001\n", "")
+    assert await stepwell("migrate", "--database", sqlite_url) == (0, "the database is at schema 0002\n", "")
 
     async with start_process(sqlite_url, "--no-auto-migrate") as server:
         assert (await stepwell("info", server=server.listen))[0] == 0

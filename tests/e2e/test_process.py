@@ -173,8 +173,8 @@ async def all_names(channel: aio.Channel) -> set[str]:
             return names
 
 
-async def test_calls_fail_at_once_while_postgresql_is_away_and_go_on_when_it_is_back(tmp_path: Path) -> None:
-    with own_postgres(tmp_path / "pg") as postgres:
+async def test_calls_fail_at_once_while_postgresql_is_away_and_go_on_when_it_is_back() -> None:
+    with own_postgres() as postgres:
         async with start_process(postgres.url) as server, aio.insecure_channel(server.listen) as channel:
             stub = ServerServiceStub(channel)
             assert await stub.GetServerInfo(server_pb2.GetServerInfoRequest(), timeout=10)

@@ -13,7 +13,7 @@ from sqlalchemy.exc import IntegrityError
 from stepwell_server.domain.errors import Conflict, DatabaseUnavailable
 from stepwell_server.domain.namespaces import NamespaceSpec
 from stepwell_server.storage import namespaces
-from stepwell_server.storage.database import MOST_ATTEMPTS, CommitUnknown, Database, Fault, Tx
+from stepwell_server.storage.database import MOST_ATTEMPTS, READ, CommitUnknown, Database, Fault, Tx
 from stepwell_server.storage.schema import clock
 
 
@@ -32,11 +32,11 @@ class Failing:
         self._inner, self._fault, self._times, self._error = inner, fault, times, error
         self.attempts = 0
 
-    async def attempt(self, work: Any, *, read_only: bool) -> Any:
+    async def attempt(self, work: Any, options: Any) -> Any:
         self.attempts += 1
         if self.attempts <= self._times:
             raise self._error("injected")
-        return await self._inner.attempt(work, read_only=read_only)
+        return await self._inner.attempt(work, options)
 
     def classify(self, error: BaseException) -> Fault:
         return self._fault
@@ -84,7 +84,7 @@ async def test_a_commit_whose_outcome_is_unknown_is_never_run_again_unless_it_on
     assert tries.attempts == 1
 
     reading, tries = failing(db, Fault.DISCONNECTED, 1, error=CommitUnknown)
-    await reading.run_tx(lambda tx: tx.execute(select(clock)).all(), read_only=True)
+    await reading.run_tx(lambda tx: tx.execute(select(clock)).all(), READ)
     assert tries.attempts == 2
 
 
@@ -170,7 +170,7 @@ async def test_sqlite_readers_do_not_wait_for_the_writer(sqlite_url: str) -> Non
 
     writing = asyncio.create_task(db.run_tx(write))
     await began.wait()
-    names = await db.run_tx(lambda tx: [one.spec.name for one in namespaces.list_page(tx, 9, None)], read_only=True)
+    names = await db.run_tx(lambda tx: [one.spec.name for one in namespaces.list_page(tx, 9, None)], READ)
     read.set()
 
     assert await writing

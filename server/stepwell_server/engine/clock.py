@@ -9,7 +9,7 @@ from stepwell_server.domain.times import Micros
 from stepwell_server.engine.requests import Request
 from stepwell_server.storage import clock as store
 from stepwell_server.storage import requests
-from stepwell_server.storage.database import Database, Tx
+from stepwell_server.storage.database import READ, Database, Tx
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class Clock:
 
     async def read(self) -> ClockReading:
         """Both clocks, now."""
-        return await self.db.run_tx(store.read, read_only=True)
+        return await self.db.run_tx(store.read, READ)
 
     async def advance(self, request: Request, *, by: Micros | None = None, to: Micros | None = None) -> Micros:
         """Move a virtual clock forward and return where it stands."""

@@ -13,7 +13,7 @@ from stepwell_server.domain.pages import Page, PageRequest
 from stepwell_server.engine.requests import Request
 from stepwell_server.storage import namespaces as store
 from stepwell_server.storage import requests
-from stepwell_server.storage.database import Database, Tx
+from stepwell_server.storage.database import READ, Database, Tx
 from stepwell_server.storage.paging import PageTokens
 
 _LIST = ["ListNamespaces"]
@@ -42,7 +42,7 @@ class Namespaces:
         limit = page.limit(self.limits.page_size)
         after = self.tokens.decode(_LIST, page.token) if page.token else None
 
-        found = await self.db.run_tx(lambda tx: store.list_page(tx, limit + 1, after), read_only=True)
+        found = await self.db.run_tx(lambda tx: store.list_page(tx, limit + 1, after), READ)
         items, more = found[:limit], len(found) > limit
         return Page(items, self.tokens.encode(_LIST, [items[-1].spec.name]) if more else "")
 

@@ -8,7 +8,7 @@ from stepwell_server.domain.clock import ClockReading
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.times import Micros
 from stepwell_server.storage import clock
-from stepwell_server.storage.database import Database
+from stepwell_server.storage.database import READ, Database
 from stepwell_server.storage.server import Deployment
 
 
@@ -33,4 +33,4 @@ class Server:
 
     async def clock(self) -> ClockReading:
         """The database's clock, which also proves that the database answers."""
-        return await self.db.run_tx(clock.read, read_only=True)
+        return await self.db.run_tx(clock.read, READ)

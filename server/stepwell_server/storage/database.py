@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any, Protocol, TypeAlias, TypeVar
 
@@ -17,6 +18,7 @@ import structlog
 from sqlalchemy import Connection
 
 from stepwell_server.domain.errors import Conflict, DatabaseUnavailable
+from stepwell_server.storage.failpoints import AFTER_COMMIT, BEFORE_COMMIT, Failpoints
 
 T = TypeVar("T")
 Tx: TypeAlias = Connection
@@ -37,6 +39,23 @@ class Fault(Enum):
     BUG = auto()  # ours: nothing to retry
 
 
+@dataclass(frozen=True, slots=True)
+class TxOptions:
+    """How a transaction is run. The label names it in logs and at failpoints."""
+
+    label: str = "call"
+    read_only: bool = False
+    attempts: int = MOST_ATTEMPTS
+    reserved: bool = False
+    """On a connection that calls cannot use up: for group commits, leases and health."""
+
+
+CALL = TxOptions()
+"""A transaction of a call that changes something."""
+READ = TxOptions(read_only=True)
+"""A transaction that only reads."""
+
+
 class CommitUnknown(Exception):
     """The connection was lost while committing: the transaction may or may not have happened."""
 
@@ -44,7 +63,7 @@ class CommitUnknown(Exception):
 class Backend(Protocol):
     """One database product. `storage/sqlite.py` and `storage/postgresql.py` are the two there are."""
 
-    async def attempt(self, work: Work[T], *, read_only: bool) -> T:
+    async def attempt(self, work: Work[T], options: TxOptions) -> T:
         """Run the function in one transaction and commit. An unknown outcome is raised as `CommitUnknown`."""
 
     async def attempt_unhurried(self, work: Work[T]) -> T:
@@ -60,19 +79,20 @@ class Backend(Protocol):
 class Database:
     """A backend with the rules for retries, cancellation and reachability around it."""
 
-    def __init__(self, backend: Backend) -> None:
+    def __init__(self, backend: Backend, failpoints: Failpoints | None = None) -> None:
         self._backend = backend
+        self.failpoints = failpoints or Failpoints()
         self._running: set[asyncio.Task[Any]] = set()
         self.reachable = True
         """Whether the last contact succeeded. Readiness is this and nothing more."""
 
-    async def run_tx(self, work: Work[T], *, read_only: bool = False) -> T:
+    async def run_tx(self, work: Work[T], options: TxOptions = CALL) -> T:
         """Run the function in a transaction, again if it lost a conflict, and return what it returned.
 
         Shielded: a caller that is cancelled stops waiting, while the transaction ends whole. The function may run
         several times, so it must not change anything but the database.
         """
-        task = asyncio.create_task(self._run(work, read_only=read_only))
+        task = asyncio.create_task(self._run(work, options))
         self._running.add(task)
         task.add_done_callback(self._ended)
         return await asyncio.shield(task)
@@ -87,21 +107,29 @@ class Database:
             await asyncio.wait(self._running)
         await self._backend.close()
 
-    async def _run(self, work: Work[T], *, read_only: bool) -> T:
-        for attempt in range(1, MOST_ATTEMPTS + 1):
+    async def _run(self, work: Work[T], options: TxOptions) -> T:
+        attempt = 1
+        while True:
             try:
-                result = await self._backend.attempt(work, read_only=read_only)
+                result = await self._backend.attempt(self._watched(work, options), options)
             except Exception as error:
-                if not self._worth_another(error, read_only=read_only):
+                if attempt >= options.attempts or not self._worth_another(error, options):
                     raise self._verdict(error) from error
-                if attempt == MOST_ATTEMPTS:
-                    raise self._verdict(error) from error
-                log.debug("transaction_retried", attempt=attempt, error=type(error).__name__)
+                log.debug("transaction_retried", label=options.label, attempt=attempt, error=type(error).__name__)
                 await asyncio.sleep(_backoff(attempt))
+                attempt += 1
             else:
                 self.reachable = True
+                self.failpoints.reach(AFTER_COMMIT, options.label)
                 return result
-        raise AssertionError("unreachable")
+
+    def _watched(self, work: Work[T], options: TxOptions) -> Work[T]:
+        def watched(tx: Tx) -> T:
+            result = work(tx)
+            self.failpoints.reach(BEFORE_COMMIT, options.label)
+            return result
+
+        return watched
 
     async def _translated(self, attempt: Awaitable[T]) -> T:
         try:
@@ -111,9 +139,9 @@ class Database:
         self.reachable = True
         return result
 
-    def _worth_another(self, error: Exception, *, read_only: bool) -> bool:
+    def _worth_another(self, error: Exception, options: TxOptions) -> bool:
         if isinstance(error, CommitUnknown):
-            return read_only
+            return options.read_only
         return self._backend.classify(error) in (Fault.CONFLICT, Fault.DISCONNECTED)
 
     def _verdict(self, error: Exception) -> Exception:

@@ -1,11 +1,17 @@
-"""The only reader of `dialect.name` besides the clock: statements that the two databases spell differently."""
+"""The only reader of `dialect.name` besides the clock: what the two databases spell differently."""
 
 from __future__ import annotations
 
-from sqlalchemy import Table, text
+import json
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from sqlalchemy import FromClause, Table, Text, bindparam, cast, column, func, select, text, type_coerce, update
 from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.types import TypeEngine
 
 from stepwell_server.storage.database import Tx
+from stepwell_server.storage.schema import fence_counter
 
 MIGRATION_LOCK = 0x57E9_3E11
 """Key of the advisory lock that lets one process migrate a PostgreSQL database at a time."""
@@ -13,7 +19,7 @@ MIGRATION_LOCK = 0x57E9_3E11
 
 def insert(tx: Tx, table: Table) -> postgresql.Insert | sqlite.Insert:
     """An INSERT that knows ON CONFLICT, in the words of the transaction's database."""
-    if tx.dialect.name == "postgresql":
+    if product(tx) == "postgresql":
         return postgresql.insert(table)
     return sqlite.insert(table)
 
@@ -25,12 +31,44 @@ def product(tx: Tx) -> str:
 
 def version(tx: Tx) -> str:
     """The database's own version, such as "18.1" or "3.45.1"."""
-    if tx.dialect.name == "postgresql":
+    if product(tx) == "postgresql":
         return str(tx.execute(text("SHOW server_version")).scalar_one()).split()[0]
     return str(tx.execute(text("SELECT sqlite_version()")).scalar_one())
 
 
 def lock_migrations(tx: Tx) -> None:
     """Wait until no other process migrates this database. On SQLite the file's own lock has done that."""
-    if tx.dialect.name == "postgresql":
+    if product(tx) == "postgresql":
         tx.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
+
+
+def draw_fences(tx: Tx, count: int) -> list[int]:
+    """Fences that were never issued before and never will be again. A rollback loses some on PostgreSQL; so what."""
+    if product(tx) == "postgresql":
+        drawn = tx.execute(text("SELECT nextval('fences') FROM generate_series(1, :count)"), {"count": count})
+        return [row[0] for row in drawn]
+    taken = update(fence_counter).values(last=fence_counter.c.last + count).returning(fence_counter.c.last)
+    last = tx.execute(taken).scalar_one()
+    return list(range(last - count + 1, last + 1))
+
+
+def rows(tx: Tx, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
+    """A table made of one bound parameter, so that a batch of any size is one statement with one text.
+
+    The parameter is called `name` and holds what `as_rows` made.
+    """
+    given = bindparam(name, type_=Text())
+    if product(tx) == "postgresql":
+        described = [column(key, type_) for key, type_ in columns.items()]
+        records = func.json_to_recordset(cast(given, postgresql.JSON))
+        return records.table_valued(*described, name=name).render_derived(name=name, with_types=True)
+    each = func.json_each(given).table_valued("value", name=f"{name}_json")
+    parts = [
+        type_coerce(func.json_extract(each.c.value, f"$.{key}"), type_).label(key) for key, type_ in columns.items()
+    ]
+    return select(*parts).select_from(each).subquery(name)
+
+
+def as_rows(items: Iterable[Mapping[str, Any]]) -> str:
+    """The value of a `rows` parameter."""
+    return json.dumps(list(items), separators=(",", ":"), ensure_ascii=False)

@@ -15,9 +15,11 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
-from stepwell_server.storage.database import CommitUnknown, Fault, T, Work
+from stepwell_server.storage.database import CommitUnknown, Fault, T, TxOptions, Work
 
 POOL_SIZE = 8
+RESERVED_POOL_SIZE = 3
+"""For group commits, their slow lane, and leases with health: load cannot starve these."""
 POOL_TIMEOUT = 2.0
 CONNECT_TIMEOUT = 2.0
 COMMAND_TIMEOUT = 5.0
@@ -26,6 +28,13 @@ _HURRIED = {
     "lock_timeout": "1s",
     "statement_timeout": "3s",
     "idle_in_transaction_session_timeout": "10s",
+}
+_INDEXED = {
+    # A plan is made once, often while tables are empty, and kept: then a scan looks cheap, and stays in use when they
+    # have grown (bench/README.md). Every statement of ours has an index; use it from the first row on.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
 }
 _SESSION = {
     "application_name": "stepwell",
@@ -44,18 +53,13 @@ class PostgresqlBackend:
 
     def __init__(self, url: URL) -> None:
         self._url = url.set(drivername="postgresql+asyncpg")
-        self._pool = _engine(
-            self._url,
-            {**_SESSION, **_HURRIED},
-            COMMAND_TIMEOUT,
-            pool_size=POOL_SIZE,
-            max_overflow=0,
-            pool_timeout=POOL_TIMEOUT,
-        )
+        self._pool = _pool(self._url, POOL_SIZE)
+        self._reserved = _pool(self._url, RESERVED_POOL_SIZE)
 
-    async def attempt(self, work: Work[T], *, read_only: bool) -> T:
+    async def attempt(self, work: Work[T], options: TxOptions) -> T:
         """Run the function in one transaction; its statements are awaited underneath."""
-        async with self._pool.connect() as connection:
+        pool = self._reserved if options.reserved else self._pool
+        async with pool.connect() as connection:
             return await _in_transaction(connection, work)
 
     async def attempt_unhurried(self, work: Work[T]) -> T:
@@ -82,6 +86,7 @@ class PostgresqlBackend:
     async def close(self) -> None:
         """Close every connection."""
         await self._pool.dispose()
+        await self._reserved.dispose()
 
 
 async def _in_transaction(connection: AsyncConnection, work: Work[T]) -> T:
@@ -102,6 +107,11 @@ def _sqlstate(error: object) -> str:
         if state:
             return str(state)
     return ""
+
+
+def _pool(url: URL, size: int) -> AsyncEngine:
+    session = {**_SESSION, **_HURRIED, **_INDEXED}
+    return _engine(url, session, COMMAND_TIMEOUT, pool_size=size, max_overflow=0, pool_timeout=POOL_TIMEOUT)
 
 
 def _engine(url: URL, session: dict[str, str], command_timeout: float | None, **options: Any) -> AsyncEngine:

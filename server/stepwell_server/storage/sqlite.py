@@ -18,7 +18,7 @@ from sqlalchemy import Engine, create_engine, event
 from sqlalchemy.exc import DBAPIError
 from sqlalchemy.pool import QueuePool, StaticPool
 
-from stepwell_server.storage.database import Fault, T, Work
+from stepwell_server.storage.database import CALL, Fault, T, TxOptions, Work
 
 REAL_CLOCK = "stepwell_real_clock"
 """SQL function that every connection registers: SQLite's own clock has whole seconds."""
@@ -50,16 +50,16 @@ class SqliteBackend:
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-writer")
         self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="sqlite-reader")
 
-    async def attempt(self, work: Work[T], *, read_only: bool) -> T:
+    async def attempt(self, work: Work[T], options: TxOptions) -> T:
         """Run the function in one transaction, in one hop to the thread that owns the connection."""
         loop = asyncio.get_running_loop()
-        if read_only:
+        if options.read_only:
             return await loop.run_in_executor(self._read_threads, _in_transaction, self._reader, work)
         return await loop.run_in_executor(self._write_thread, _in_transaction, self._writer, work)
 
     async def attempt_unhurried(self, work: Work[T]) -> T:
         """Run the function in one transaction; nothing here has a time limit but the busy timeout."""
-        return await self.attempt(work, read_only=False)
+        return await self.attempt(work, CALL)
 
     def classify(self, error: BaseException) -> Fault:
         """Locked, full and broken disks are outages; all else is our bug. Conflicts do not exist here."""

@@ -1,0 +1,40 @@
+"""Leases: how long work is held, by whom, and what must happen in time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell_server.domain.times import SECOND, Micros
+
+
+@dataclass(frozen=True, slots=True)
+class LeaseTimes:
+    """The times of the protocol. All of them run on `lease_now()`, which is always real."""
+
+    lease: Micros = 30 * SECOND
+    """From an acknowledgement or renewal until the work is given to another."""
+    ack_window: Micros = 10 * SECOND
+    """From a claim until it must be acknowledged: a worker that never got the task cannot keep it."""
+    reconnect_grace: Micros = 5 * SECOND
+    """From the end of a stream without goodbye until its work is given to another."""
+
+    @property
+    def trusted_gap(self) -> Micros:
+        """Leases lapse only if somebody ticked the lease clock this recently: else nobody could have renewed them."""
+        return self.lease // 2
+
+
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """Who holds work: a session, through one of its connections. A later connection supersedes an earlier one."""
+
+    session_id: str
+    connection: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A lease, as its holder names it."""
+
+    task_id: int
+    fence: int

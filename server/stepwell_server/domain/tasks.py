@@ -1,0 +1,223 @@
+"""Tasks: the durable tickets "advance this thing no earlier than run_at", and every change one can go through.
+
+                       claim                         release, give back, lapse
+    (new) ── pending ─────────▶ processing ──────────────────────────────────▶ pending
+               │ ▲                  │ ▲
+          park │ │ unpark     pause │ │ resume
+               ▼ │                  ▼ │
+              parked           (stop = pause; the next frame that releases it parks it)
+
+A finished task is deleted. Every change is a function here: the task as it is under its lock goes in, the task as it
+shall be comes out. Storage writes the result; nothing else changes a task.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import StrEnum
+
+from stepwell_server.domain.leases import Held, LeaseTimes, Owner
+from stepwell_server.domain.times import Micros
+
+HIGHEST_PRIORITY = 0
+LOWEST_PRIORITY = 9
+
+
+class TaskKind(StrEnum):
+    """What a task advances. Kinds are added with the primitives they belong to."""
+
+    WORKFLOW = "workflow"
+    INTERNAL = "internal"
+
+
+class TaskStatus(StrEnum):
+    """Where a task stands."""
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    PARKED = "parked"
+    BLOCKED = "blocked"
+
+
+class Reason(StrEnum):
+    """Why a task is due."""
+
+    RUN = "run"
+    RESUME = "resume"
+    RETRY = "retry"
+    WAKE = "wake"
+    TAKEOVER = "takeover"
+
+
+class Stop(StrEnum):
+    """What the holder of a task must do at its next frame."""
+
+    NONE = "none"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+
+
+class Verdict(StrEnum):
+    """What became of a call about a held task."""
+
+    ACCEPTED = "accepted"
+    REPEATED = "repeated"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """Whom a task is addressed to."""
+
+    namespace: str
+    kind: TaskKind
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to schedule. One (handler, key) has at most one task."""
+
+    handler: Handler
+    key: str
+    run_at: Micros | None = None
+    """None: at once, by the clock of the transaction that stores it."""
+    priority: int = LOWEST_PRIORITY
+    reason: Reason = Reason.RUN
+    run_number: int = 0
+    payload: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A task as it is stored."""
+
+    id: int
+    handler: Handler
+    key: str
+    run_number: int
+    reason: Reason
+    priority: int
+    run_at: Micros
+    status: TaskStatus
+    fence: int
+    revision: int
+    frame_number: int
+    stop: Stop
+    wake_again: bool
+    interrupted: bool
+    acked: bool
+    open_steps: str
+    owner: Owner | None
+    locked_until: Micros | None
+    payload: str | None
+
+    # ---- taking and keeping
+
+    def claimed(self, owner: Owner, fence: int, lease_now: Micros, times: LeaseTimes) -> Task:
+        """Leased for the ack window only, under a fence that was never used before."""
+        return replace(
+            self,
+            status=TaskStatus.PROCESSING,
+            fence=fence,
+            frame_number=0,
+            owner=owner,
+            acked=False,
+            locked_until=lease_now + times.ack_window,
+        )
+
+    def renewed(self, owner: Owner, lease_now: Micros, times: LeaseTimes) -> Task:
+        """Leased for its full length, to this connection. A task that its holder names has arrived."""
+        return replace(self, owner=owner, acked=True, locked_until=lease_now + times.lease)
+
+    def shortened(self, lease_now: Micros, times: LeaseTimes) -> Task:
+        """Left a short grace, because the stream of its holder broke."""
+        assert self.locked_until is not None
+        return replace(self, locked_until=min(self.locked_until, lease_now + times.reconnect_grace))
+
+    # ---- giving up
+
+    def given_back(self) -> Task:
+        """Pending again as it was before its claim, as if nobody had ever had it."""
+        return replace(self, status=TaskStatus.PENDING, owner=None, locked_until=None, acked=False)
+
+    def lapsed(self, now: Micros) -> Task:
+        """Pending again because its holder was lost. What was open stays noted, for its attempts to be counted."""
+        return replace(self.given_back(), run_at=now, reason=Reason.TAKEOVER, interrupted=self.acked)
+
+    def released(self, now: Micros, run_at: Micros, reason: Reason, priority: int) -> Task:
+        """Waiting for its next time; due at once if something came while it was held, parked if it is to pause."""
+        waiting = replace(
+            self.given_back(),
+            run_at=now if self.wake_again else run_at,
+            reason=reason,
+            priority=priority,
+            wake_again=False,
+            interrupted=False,
+            open_steps="",
+        )
+        return waiting.parked() if self.stop is Stop.PAUSE else waiting
+
+    def advanced(self, frame_number: int, open_steps: str) -> Task:
+        """One frame further: its number is remembered, and the revision tells images in memory apart."""
+        return replace(
+            self, frame_number=frame_number, revision=self.revision + 1, open_steps=open_steps, interrupted=False
+        )
+
+    # ---- from outside
+
+    def woken(self, now: Micros, reason: Reason, priority: int) -> Task:
+        """Due at once. One that is held remembers it until it is released; a parked one until it is unparked."""
+        match self.status:
+            case TaskStatus.PENDING:
+                return replace(self, run_at=min(self.run_at, now), reason=reason, priority=priority)
+            case TaskStatus.PROCESSING:
+                return replace(self, wake_again=True)
+            case TaskStatus.PARKED | TaskStatus.BLOCKED:
+                return self
+
+    def paused(self) -> Task:
+        """Parked if nobody holds it; else its holder is told to stop at the next frame."""
+        match self.status:
+            case TaskStatus.PROCESSING:
+                return replace(self, stop=Stop.PAUSE)
+            case TaskStatus.PENDING:
+                return self.parked()
+            case TaskStatus.PARKED | TaskStatus.BLOCKED:
+                return self
+
+    def parked(self) -> Task:
+        """Out of reach until it is unparked."""
+        return replace(self, status=TaskStatus.PARKED, stop=Stop.NONE)
+
+    def resumed(self, now: Micros, priority: int) -> Task:
+        """Due at once if it was parked, so that nothing that came meanwhile is lost; else a pause is withdrawn."""
+        match self.status:
+            case TaskStatus.PARKED:
+                return replace(
+                    self,
+                    status=TaskStatus.PENDING,
+                    run_at=now,
+                    reason=Reason.RESUME,
+                    priority=priority,
+                    wake_again=False,
+                )
+            case TaskStatus.PROCESSING:
+                return replace(self, stop=Stop.NONE)
+            case TaskStatus.PENDING | TaskStatus.BLOCKED:
+                return self
+
+    def seized(self, fence: int) -> Task:
+        """Taken from whoever holds it, at once: what the old holder still sends is stale."""
+        return replace(
+            self.given_back(), fence=fence, stop=Stop.NONE, wake_again=False, open_steps="", interrupted=False
+        )
+
+
+def judge(task: Task | None, held: Held, frame_number: int = 0) -> Verdict:
+    """What to answer to a frame about a lease, given the task as it is under its lock; None means there is none."""
+    if task is None or task.fence != held.fence:
+        return Verdict.STALE
+    if 0 < frame_number <= task.frame_number:
+        return Verdict.REPEATED  # also of a frame that gave the task up: it was applied, and its sender may forget it
+    return Verdict.ACCEPTED if task.status is TaskStatus.PROCESSING else Verdict.STALE

@@ -1,0 +1,174 @@
+"""The committer: collects hot calls while a transaction is in flight and commits them as the next one.
+
+Alone, a call is committed at once; under load, groups grow by themselves. Nobody is acknowledged before the commit that
+made it true. A call whose task another transaction has locked is tried again, a few times with the next groups and then
+alone on the slow lane; calls about the same entity wait behind it. A call that the database cannot take fails alone:
+the group is halved until it stands by itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import structlog
+
+from stepwell_server.domain.errors import Conflict, Internal, ServerBusy, StepwellError
+from stepwell_server.domain.leases import LeaseTimes
+from stepwell_server.engine.groups import GroupResult, HotCall, Undecided, run_group
+from stepwell_server.storage.database import Database, TxOptions
+
+GROUP_CALLS = 500
+GROUP_BYTES = 4 * 1024 * 1024
+INBOX_CALLS = 10_000
+INBOX_BYTES = 64 * 1024 * 1024
+PATIENCE = 3
+"""Groups that a call waits out before it takes the slow lane."""
+SHORTEST_PAUSE = 0.001
+LONGEST_PAUSE = 0.02
+
+_HOT = TxOptions(label="group", attempts=2, reserved=True)
+_SLOW = TxOptions(label="slow-lane", reserved=True)
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Waiting:
+    """A call on its way, and whoever waits for its answer."""
+
+    call: HotCall
+    answer: asyncio.Future[Any]
+    passed_over: int = 0
+
+
+@dataclass(slots=True)
+class Committer:
+    """One per replica. `on_commit` hears of every group that was committed."""
+
+    db: Database
+    times: LeaseTimes
+    on_commit: Callable[[GroupResult], None]
+    _inbox: deque[_Waiting] = field(default_factory=deque)
+    _bytes: int = 0
+    _arrived: asyncio.Event = field(default_factory=asyncio.Event)
+    _slow: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
+
+    async def submit(self, call: HotCall) -> Any:
+        """Commit the call with others and return its answer, or raise its refusal."""
+        if len(self._inbox) >= INBOX_CALLS or self._bytes + call.size > INBOX_BYTES:
+            raise ServerBusy("more is waiting to be committed than the server takes", retry_after=0.1)
+        waiting = _Waiting(call, asyncio.get_running_loop().create_future())
+        self._inbox.append(waiting)
+        self._bytes += call.size
+        self._arrived.set()
+        return await waiting.answer
+
+    async def run(self) -> None:
+        """Commit group after group, until cancelled."""
+        pause = SHORTEST_PAUSE
+        try:
+            while True:
+                await self._arrived.wait()
+                group = self._next_group()
+                if not group:
+                    self._arrived.clear()
+                    continue
+                progressed = await self._commit(group)
+                pause = SHORTEST_PAUSE if progressed else min(pause * 2, LONGEST_PAUSE)
+                if not progressed:
+                    await asyncio.sleep(pause)
+        finally:
+            for lane in self._slow.values():
+                lane.cancel()
+
+    def _next_group(self) -> list[_Waiting]:
+        """The oldest calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
+        group: list[_Waiting] = []
+        behind: deque[_Waiting] = deque()
+        size = 0
+        while self._inbox and len(group) < GROUP_CALLS and (not group or size < GROUP_BYTES):
+            waiting = self._inbox.popleft()
+            if waiting.call.entity in self._slow:
+                behind.append(waiting)
+                continue
+            group.append(waiting)
+            size += waiting.call.size
+        self._bytes -= size
+        self._inbox.extendleft(reversed(behind))
+        return group
+
+    async def _commit(self, group: Sequence[_Waiting]) -> bool:
+        """Commit the group, or its halves if it fails. True: at least one call got its answer."""
+        calls = [waiting.call for waiting in group]
+        try:
+            result = await self.db.run_tx(lambda tx: run_group(tx, calls, self.times, waiting=False), _HOT)
+        except Exception as error:
+            if len(group) > 1 and (isinstance(error, Conflict) or not isinstance(error, StepwellError)):
+                middle = len(group) // 2
+                first = await self._commit(group[:middle])
+                return await self._commit(group[middle:]) or first
+            self._fail(group, error)
+            return True
+        return self._answer(group, result)
+
+    def _answer(self, group: Sequence[_Waiting], result: GroupResult) -> bool:
+        again: list[_Waiting] = []
+        for waiting, answer in zip(group, result.answers, strict=True):
+            if isinstance(answer, Undecided):
+                waiting.passed_over += 1
+                again.append(waiting)
+            else:
+                _settle(waiting, answer)
+        self._try_again(again)
+        if len(again) < len(group):
+            self.on_commit(result)
+        return len(again) < len(group)
+
+    def _try_again(self, undecided: Sequence[_Waiting]) -> None:
+        """Back to the front, in order; what was passed over too often goes to the slow lane, ahead of its entity."""
+        back: list[_Waiting] = []
+        for waiting in undecided:
+            entity = waiting.call.entity
+            if waiting.passed_over >= PATIENCE and entity not in self._slow:
+                self._slow[entity] = asyncio.create_task(self._decide_slowly(waiting))
+            else:
+                back.append(waiting)
+        self._inbox.extendleft(reversed(back))
+        self._bytes += sum(waiting.call.size for waiting in back)
+        if back:
+            self._arrived.set()
+
+    async def _decide_slowly(self, waiting: _Waiting) -> None:
+        """Decide one call in a transaction of its own that may wait for the lock."""
+        try:
+            result = await self.db.run_tx(lambda tx: run_group(tx, [waiting.call], self.times, waiting=True), _SLOW)
+            _settle(waiting, result.answers[0])
+            self.on_commit(result)
+        except Exception as error:
+            self._fail([waiting], error)
+        finally:
+            del self._slow[waiting.call.entity]
+            self._arrived.set()
+
+    def _fail(self, group: Sequence[_Waiting], error: Exception) -> None:
+        refusal = error
+        if not isinstance(error, StepwellError):
+            log.error("hot_call_failed", calls=len(group), exc_info=error)
+            refusal = Internal("internal error; the server's log has it")
+        for waiting in group:
+            _settle(waiting, refusal)
+
+
+def _settle(waiting: _Waiting, answer: Any) -> None:
+    if waiting.answer.done():
+        return  # its caller has gone; what was committed stays committed
+    if isinstance(answer, Exception):
+        with suppress(asyncio.InvalidStateError):
+            waiting.answer.set_exception(answer)
+    else:
+        waiting.answer.set_result(answer)

@@ -1,0 +1,30 @@
+"""Ask the database for the next wakes of whoever was noted: one question, however many commits and subscribers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.tasks import Handler
+from stepwell_server.engine.wakes import WakeBus
+from stepwell_server.storage import tasks
+from stepwell_server.storage.database import Database, Tx, TxOptions
+from stepwell_server.storage.tasks import HandlerWake, Stamp
+
+_OPTIONS = TxOptions(label="refresh-wakes", read_only=True, reserved=True)
+
+
+async def refresh_wakes(db: Database, bus: WakeBus) -> None:
+    """Runs until cancelled. While the database is away nothing is refreshed; the sweep notes everything afterwards."""
+    while True:
+        asked = await bus.take_noted()
+        try:
+            found, at = await db.run_tx(partial(_ask, of=asked), _OPTIONS)
+        except StepwellError:
+            continue
+        bus.refresh(asked, found, at)
+
+
+def _ask(tx: Tx, of: Sequence[Handler] | None) -> tuple[list[HandlerWake], Stamp]:
+    return tasks.next_wakes(tx, of), tasks.stamp(tx)

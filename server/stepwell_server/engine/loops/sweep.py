@@ -1,0 +1,92 @@
+"""The sweep: finds everything even if every hint is lost. It also keeps the lease clock and watches the database."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+
+import structlog
+
+from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.leases import LeaseTimes
+from stepwell_server.domain.tasks import Task
+from stepwell_server.domain.times import SECOND
+from stepwell_server.engine.wakes import WakeBus
+from stepwell_server.storage import tasks
+from stepwell_server.storage.database import Database, Tx, TxOptions
+from stepwell_server.storage.hints import Hints
+from stepwell_server.storage.tasks import HandlerWake, Stamp
+
+INTERVAL = 5.0
+WITHOUT_HINTS = 0.25
+"""Seconds between sweeps while hints do not work and something is due soon."""
+WHILE_AWAY = 0.5
+"""Seconds between sweeps while the database does not answer."""
+
+_OPTIONS = TxOptions(label="sweep", attempts=1, reserved=True)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Swept:
+    """What one sweep saw and did."""
+
+    wakes: list[HandlerWake]
+    lapsed: list[Task]
+    gap: bool
+    at: Stamp
+
+
+@dataclass(slots=True)
+class Sweep:
+    """One replica's sweep. `report` hears after every round whether the database answered."""
+
+    db: Database
+    bus: WakeBus
+    hints: Hints
+    times: LeaseTimes
+    report: Callable[[bool], Awaitable[None]]
+
+    async def run(self) -> None:
+        """Sweep again and again, with jitter, until cancelled."""
+        while True:
+            await self.once()
+            await self.report(self.db.reachable)
+            await asyncio.sleep(self._interval() * random.uniform(0.8, 1.2))
+
+    async def once(self) -> Swept | None:
+        """Sweep. None: the database did not answer."""
+        self.hints.expect_ping()
+        was_reachable = self.db.reachable
+        try:
+            swept = await self.db.run_tx(self._sweep, _OPTIONS)
+        except StepwellError as error:
+            log.warning("database_unreachable", reason=error.reason)
+            return None
+        if not was_reachable:
+            log.info("database_reachable")
+        if swept.gap:
+            log.warning("leases_extended", why="nobody could renew them for a while")
+        if swept.lapsed:
+            log.warning("leases_lapsed", tasks=len(swept.lapsed))
+        self.bus.refresh(None, swept.wakes, swept.at)
+        return swept
+
+    def _sweep(self, tx: Tx) -> Swept:
+        """A system at rest writes nothing: the lease clock only ticks while somebody holds something."""
+        gap, lapsed = False, []
+        if tasks.any_held(tx):
+            gap = tasks.tick_lease_clock(tx, self.times)
+            lapsed = tasks.sweep(tx, self.times)
+        self.hints.ping(tx)
+        return Swept(tasks.next_wakes(tx), lapsed, gap, tasks.stamp(tx))
+
+    def _interval(self) -> float:
+        if not self.db.reachable:
+            return WHILE_AWAY
+        due_at = self.bus.next_wake(lambda handler: True).due_at
+        soon = due_at is not None and due_at <= self.bus.time.now() + SECOND
+        return WITHOUT_HINTS if soon and not self.hints.working else INTERVAL

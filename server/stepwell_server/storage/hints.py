@@ -1,0 +1,146 @@
+"""Hints between replicas: "something about these handlers changed". Losing one costs latency, never work.
+
+PostgreSQL carries them by NOTIFY, outside the transactions they are about, because a transaction that notifies waits at
+its commit for every other one that does. SQLite has one server, which needs no hints.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol, TypeAlias
+
+import asyncpg
+import structlog
+from sqlalchemy import URL, text
+
+from stepwell_server.domain.tasks import Handler, TaskKind
+from stepwell_server.storage.database import Tx
+
+CHANNEL = "stepwell"
+LONGEST_HINT = 7000  # bytes; PostgreSQL allows 8,000
+PING_LIMIT = 2.0
+RECONNECT = 0.5
+
+OnHint: TypeAlias = Callable[[list[Handler] | None], None]
+"""Called with the handlers that changed; None means that any may have."""
+
+log = structlog.get_logger()
+
+
+class Hints(Protocol):
+    """How a replica hears of the others' commits."""
+
+    @property
+    def working(self) -> bool:
+        """False: hints may be lost, so look more often."""
+
+    async def listen(self, on_hint: OnHint) -> None:
+        """Call back for every hint, until cancelled."""
+
+    def send(self, tx: Tx, handlers: Iterable[Handler]) -> None:
+        """Hint to all replicas, in a transaction that does nothing else."""
+
+    def expect_ping(self) -> None:
+        """Say that a ping is about to be sent."""
+
+    def ping(self, tx: Tx) -> None:
+        """Send a hint to oneself, to see whether it comes back."""
+
+
+class NoHints:
+    """One server, nobody to hint to."""
+
+    @property
+    def working(self) -> bool:
+        """Nothing can be lost."""
+        return True
+
+    async def listen(self, on_hint: OnHint) -> None:
+        """Nothing ever comes."""
+        await asyncio.Event().wait()
+
+    def send(self, tx: Tx, handlers: Iterable[Handler]) -> None:
+        """Nobody to tell."""
+
+    def expect_ping(self) -> None:
+        """Nothing to measure."""
+
+    def ping(self, tx: Tx) -> None:
+        """Nothing to try."""
+
+
+class PostgresqlHints:
+    """Hints by LISTEN and NOTIFY: one connection and one channel for a whole replica."""
+
+    def __init__(self, url: URL, replica_id: str) -> None:
+        self._url = url.set(drivername="postgresql").render_as_string(hide_password=False)
+        self._replica_id = replica_id
+        self._pinged_at: float | None = None
+        self._listening = False
+
+    @property
+    def working(self) -> bool:
+        """True if the connection is there and the last ping came back in time."""
+        if not self._listening:
+            return False
+        if self._pinged_at is None:
+            return True
+        return asyncio.get_running_loop().time() - self._pinged_at < PING_LIMIT
+
+    async def listen(self, on_hint: OnHint) -> None:
+        """Listen, and connect again whenever the connection is lost: after each time, anything may have changed."""
+        while True:
+            try:
+                await self._listen_once(on_hint)
+            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+                log.warning("hints_lost", error=type(error).__name__)
+            finally:
+                self._listening = False
+            await asyncio.sleep(RECONNECT)
+
+    def send(self, tx: Tx, handlers: Iterable[Handler]) -> None:
+        """Hint to all replicas; a hint that would be too long says "anything"."""
+        names = [[one.namespace, one.kind, one.name] for one in handlers]
+        hint = json.dumps(names, separators=(",", ":"))
+        self._notify(tx, hint if len(hint.encode()) <= LONGEST_HINT else "null")
+
+    def expect_ping(self) -> None:
+        """Measure from now on how long the next ping takes, unless an earlier one is still missing."""
+        if self._pinged_at is None:
+            self._pinged_at = asyncio.get_running_loop().time()
+
+    def ping(self, tx: Tx) -> None:
+        """Send a hint that only this replica understands."""
+        self._notify(tx, json.dumps({"ping": self._replica_id}))
+
+    async def _listen_once(self, on_hint: OnHint) -> None:
+        connection = await asyncpg.connect(self._url, timeout=PING_LIMIT)
+        gone = asyncio.Event()
+        try:
+            connection.add_termination_listener(lambda _: gone.set())
+            await connection.add_listener(CHANNEL, lambda *received: self._received(received[3], on_hint))
+            self._listening, self._pinged_at = True, None
+            on_hint(None)
+            await gone.wait()
+        finally:
+            await _close(connection)
+
+    def _received(self, payload: str, on_hint: OnHint) -> None:
+        hint = json.loads(payload)
+        if isinstance(hint, dict):
+            if hint.get("ping") == self._replica_id:
+                self._pinged_at = None
+            return
+        on_hint(None if hint is None else [Handler(space, TaskKind(kind), name) for space, kind, name in hint])
+
+    def _notify(self, tx: Tx, hint: str) -> None:
+        tx.execute(text("SELECT pg_notify(:channel, :hint)"), {"channel": CHANNEL, "hint": hint})
+
+
+async def _close(connection: Any) -> None:
+    try:
+        await connection.close(timeout=1)
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        connection.terminate()
