@@ -19,7 +19,8 @@ setup: $(BIN)/.installed ## Make .venv and install what the lock says
 
 $(BIN)/.installed: requirements/dev.lock clients/python/pyproject.toml server/pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Stepwell needs Python 3.11 or newer: make PYTHON=python3.12 ...")'
-	$(PYTHON) -m venv .venv
+	@echo "installing into .venv, which takes about a minute the first time"
+	@$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e clients/python -e server
 	@touch $@
@@ -37,6 +38,7 @@ lock: setup ## Resolve requirements/dev.in anew into dev.lock
 
 .PHONY: run
 run: setup ## Start a server on 127.0.0.1:7350 with an SQLite file (ARGS="--flag ...")
+	@echo "then, in another terminal:  $(BIN)/stepwell info    or    grpcurl -plaintext 127.0.0.1:7350 list"
 	@exec $(BIN)/stepwell server $(ARGS)
 
 # ---- test
@@ -91,7 +93,7 @@ types: setup ## Types, strictly
 .PHONY: gen
 gen: setup $(NODE_MODULES) ## Regenerate every client's stubs from proto/
 	rm -rf $(STUBS)
-	$(BIN)/buf generate 2>&1 | grep -v '^Writing mypy' || true
+	$(BIN)/buf generate 2>/dev/null || $(BIN)/buf generate
 
 .PHONY: verify-gen
 verify-gen: setup ## Fail when the committed stubs are stale (fix: make gen)
@@ -109,6 +111,6 @@ verify-migrations: setup ## Compare the migrated schema with schema.py, on both 
 	$(BIN)/pytest -q tests/storage/test_migrate.py
 
 .PHONY: clean
-clean: ## Remove everything that make made
+clean: ## Remove everything that make installed or built; databases stay
 	rm -rf .venv clients/typescript/node_modules clients/typescript/dist clients/java/target
 	rm -rf .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

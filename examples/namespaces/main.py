@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from uuid import uuid4
 
 from grpc import aio
 
@@ -18,12 +19,13 @@ from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 async def main(server: str) -> None:
     async with open_channel(server) as channel:
         namespaces = NamespaceServiceStub(channel)
-        request = pb.CreateNamespaceRequest(name="example", description="made by an example", request_id="example-1")
+        name = f"example-{uuid4().hex[:8]}"
+        request = pb.CreateNamespaceRequest(name=name, description="made by an example", request_id=str(uuid4()))
         await namespaces.CreateNamespace(request)
         await namespaces.CreateNamespace(request)  # the same request again: the same answer, done once
 
         try:
-            await namespaces.CreateNamespace(pb.CreateNamespaceRequest(name="example"))
+            await namespaces.CreateNamespace(pb.CreateNamespaceRequest(name=name))
         except aio.AioRpcError as error:
             print("refused:", failure_of(error).reason)
 

@@ -11,11 +11,17 @@ import uvloop
 from stepwell_server import app, config, telemetry
 from stepwell_server.api.access import PolicyNotFound
 from stepwell_server.api.listeners import CannotListen
-from stepwell_server.domain.errors import StepwellError
 from stepwell_server.storage.server import ClockModeMismatch
-from stepwell_server.storage.sqlite import FileInUse
+from stepwell_server.storage.sqlite import CannotOpen
 
-_REFUSALS = (config.InvalidSettings, FileInUse, ClockModeMismatch, CannotListen, PolicyNotFound, StepwellError)
+_REFUSALS = (
+    config.InvalidSettings,
+    app.CannotUseDatabase,
+    CannotOpen,
+    ClockModeMismatch,
+    CannotListen,
+    PolicyNotFound,
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -41,10 +47,8 @@ async def _migrate(settings: config.Settings) -> None:
 
 
 def _announce(addresses: app.Addresses) -> None:
-    """One line that programs wait for, then what a person may want to do next."""
-    print(f"listening on {addresses.listen} (ops {addresses.ops_listen})")
-    print(f"  try:  stepwell info --server {addresses.listen}")
-    print(f"        grpcurl -plaintext {addresses.listen} list", flush=True)
+    """One line, for whoever waits until the server serves."""
+    print(f"listening on {addresses.listen} (ops {addresses.ops_listen})", flush=True)
 
 
 def _run(work: Coroutine[Any, Any, None]) -> None:

@@ -14,6 +14,7 @@ from uuid import uuid4
 import structlog
 from grpc import aio
 from sqlalchemy import URL
+from sqlalchemy.exc import SQLAlchemyError
 
 from stepwell_server import __version__
 from stepwell_server.api import listeners
@@ -26,11 +27,13 @@ from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.ops import OpsListener
 from stepwell_server.api.server import ServerServicer
 from stepwell_server.config import Settings, split_address
+from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.groups import GroupResult
 from stepwell_server.engine.loops import supervised
+from stepwell_server.engine.loops.prune_requests import prune_requests
 from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
 from stepwell_server.engine.loops.relay_hints import HintRelay
 from stepwell_server.engine.loops.sweep import Sweep
@@ -40,10 +43,12 @@ from stepwell_server.engine.wakes import DatabaseTime, WakeBus
 from stepwell_server.storage import clock, migrate
 from stepwell_server.storage import server as deployments
 from stepwell_server.storage.database import READ, Database
+from stepwell_server.storage.dialect import WrongEncoding
 from stepwell_server.storage.failpoints import Failpoints
 from stepwell_server.storage.hints import Hints, NoHints, PostgresqlHints
 from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.postgresql import PostgresqlBackend
+from stepwell_server.storage.server import Deployment
 from stepwell_server.storage.sqlite import SqliteBackend
 from stepwell_server.telemetry import Metrics
 
@@ -61,12 +66,34 @@ def open_database(url: URL) -> Database:
     return Database(PostgresqlBackend(url), failpoints)
 
 
+class CannotUseDatabase(Exception):
+    """The database cannot be served; the text says why in one line."""
+
+
+async def prepare_database(db: Database, settings: Settings) -> Deployment:
+    """Bring the database to the newest schema, if that is wanted, and find out what it is."""
+    try:
+        if settings.auto_migrate:
+            await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=settings.virtual_clock))
+        await db.run_unhurried(migrate.check)
+        return await db.run_tx(deployments.read, READ)
+    except (StepwellError, SQLAlchemyError, OSError, migrate.SchemaMissing, WrongEncoding) as error:
+        raise CannotUseDatabase(f"cannot use the database: {_cause(error)}") from error
+
+
+def _cause(error: BaseException) -> str:
+    """What the driver said, in one line."""
+    while error.__cause__ is not None and error.__cause__ is not error:
+        error = error.__cause__
+    said = str(getattr(error, "orig", None) or error).strip().splitlines() or [type(error).__name__]
+    return said[0].removeprefix("<class 'asyncpg").rpartition("'>: ")[2]
+
+
 async def migrate_database(settings: Settings) -> str:
     """Bring the database to the newest schema and return its version."""
     db = open_database(settings.database_url)
     try:
-        await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=settings.virtual_clock))
-        return (await db.run_tx(deployments.read, READ)).schema_version
+        return (await prepare_database(db, settings)).schema_version
     finally:
         await db.close()
 
@@ -93,24 +120,28 @@ class App:
         self._ops: OpsListener | None = None
 
     async def start(self) -> Addresses:
-        """Prepare the database, then listen. Whatever fails here ends the start with a reason."""
+        """Prepare the database, then listen and serve. Whatever fails here ends the start with a reason."""
+        for address in (self.settings.listen, self.settings.ops_listen):
+            listeners.check_free(*split_address(address))  # before a database is created that nobody will serve
         replica = await self._meet_database()
-        pipeline = self._pipeline()
-        api = listeners.build(
-            pipeline, self.health, self._servicers(replica), with_reflection=self.settings.serves_reflection
-        )
         await self.health.start()
-        addresses = await self._listen(pipeline, api)
+        addresses = await self._listen(replica)
         await self._report_database(True)
         self._start_loops(replica)
-        log.info("serving", listen=addresses.listen, ops_listen=addresses.ops_listen, replica_id=replica.replica_id)
+        log.info(
+            "serving",
+            listen=addresses.listen,
+            ops_listen=addresses.ops_listen,
+            database=self.settings.database_url.render_as_string(hide_password=True),
+            replica_id=replica.replica_id,
+        )
         return addresses
 
-    async def drain(self) -> None:
+    async def drain(self, settle: float) -> None:
         """Leave without a failed call: look unready, let balancers look away, end what is in flight."""
-        log.info("draining")
+        log.info("draining", again="ends it at once")
         await self.health.drain()
-        await asyncio.sleep(self.settings.drain_settle.total_seconds())
+        await asyncio.sleep(settle)
         await self._admission.close(self.settings.drain_grace.total_seconds())
         await self.stop(CUT_GRACE)
         log.info("stopped")
@@ -128,9 +159,7 @@ class App:
 
     async def _meet_database(self) -> Replica:
         settings = self.settings
-        if settings.auto_migrate:
-            await self.db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=settings.virtual_clock))
-        deployment = await self.db.run_tx(deployments.read, READ)
+        deployment = await prepare_database(self.db, settings)
         deployments.check_clock(deployment, virtual_clock=settings.virtual_clock)
         return Replica(
             version=__version__,
@@ -155,12 +184,14 @@ class App:
             server=ServerServicer(Server(self.db, replica)),
         )
 
-    async def _listen(self, pipeline: Pipeline, api: aio.Server) -> Addresses:
+    async def _listen(self, replica: Replica) -> Addresses:
         settings = self.settings
         tls = (settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
-        health = listeners.build_health_only(pipeline, self.health)
-        health_address = split_address(listeners.bind(health, "127.0.0.1", 0, None))
+        api, health = (listeners.open_server(self._pipeline()) for _ in range(2))
+        listeners.register_api(api, self.health, self._servicers(replica), with_reflection=settings.serves_reflection)
+        listeners.register_health(health, self.health)
         listen = listeners.bind(api, *split_address(settings.listen), tls)
+        health_address = split_address(listeners.bind(health, "127.0.0.1", 0, None))
         self._ops = OpsListener(self.health, self.metrics.registry, health_address)
         ops_listen = await self._ops.start(*split_address(settings.ops_listen))
         self._servers = [api, health]
@@ -185,6 +216,7 @@ class App:
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "committer": committer.run,
             "sweep": sweep.run,
+            "prune_requests": lambda: prune_requests(self.db),
             "refresh_wakes": lambda: refresh_wakes(self.db, bus),
             "send_hints": relay.run,
             "hear_hints": lambda: hints.listen(bus.note),
@@ -202,14 +234,26 @@ async def serve(settings: Settings, announce: Callable[[Addresses], None]) -> No
     app = App(settings, open_database(settings.database_url))
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
+    settle = settings.drain_settle.total_seconds()
+
+    def stop(number: signal.Signals) -> None:
+        nonlocal settle
+        if stopping.is_set():
+            os._exit(128 + number)
+        if number is signal.SIGINT:
+            settle = 0.0  # a person at a terminal, and no balancer that must look away
+        stopping.set()
+
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
+        loop.add_signal_handler(number, stop, number)
+    starting = asyncio.create_task(app.start())
     try:
-        announce(await app.start())
+        await asyncio.wait([starting, asyncio.create_task(stopping.wait())], return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():  # told to stop while it waited for the database
+            os._exit(0)
+        announce(starting.result())
         await stopping.wait()
     except BaseException:
         await app.stop()
         raise
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.remove_signal_handler(number)
-    await app.drain()
+    await app.drain(settle)

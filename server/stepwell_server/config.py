@@ -37,6 +37,7 @@ from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.times import to_micros
 
 ENV_PREFIX = "STEPWELL_"
+POSTGRESQL_OPTIONS = {"host", "port", "sslmode", "application_name"}
 
 _LIMITS = Limits()
 
@@ -93,17 +94,15 @@ class LimitSettings(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    payload_bytes: int = Field(
-        _LIMITS.payload_bytes, ge=1, le=2 * 1024 * 1024, title="N", description="largest payload"
-    )
+    payload_bytes: int = Field(_LIMITS.payload_bytes, ge=1, le=3 * 512 * 1024, title="N", description="largest payload")
     batch_items: int = Field(_LIMITS.batch_items, ge=1, le=1000, title="N", description="most items in a batch call")
     steps_per_run: int = Field(_LIMITS.steps_per_run, ge=1, le=100_000, title="N", description="most steps of a run")
     pending_events: int = Field(
-        _LIMITS.pending_events, ge=1, title="N", description="most undelivered events of an instance"
+        _LIMITS.pending_events, ge=1, le=1_000_000, title="N", description="most undelivered events of an instance"
     )
     timer: Seconds = Field(timedelta(days=365), gt=timedelta(0), title="SECONDS", description="longest sleep or wait")
     streams_per_principal: int = Field(
-        _LIMITS.streams_per_principal, ge=1, title="N", description="most open streams of one caller"
+        _LIMITS.streams_per_principal, ge=1, le=1_000_000, title="N", description="most open streams of one caller"
     )
 
     def to_limits(self) -> Limits:
@@ -153,8 +152,9 @@ class Settings(BaseSettings):
 
     @property
     def database_url(self) -> URL:
-        """The database, parsed."""
-        return make_url(self.database.get_secret_value())
+        """The database, parsed. What libpq calls postgres: is postgresql:."""
+        url = make_url(self.database.get_secret_value())
+        return url.set(drivername="postgresql") if url.drivername == "postgres" else url
 
     @property
     def serves_loopback_only(self) -> bool:
@@ -174,7 +174,10 @@ class Settings(BaseSettings):
             raise ValueError("database must be sqlite:///FILE or postgresql://USER:PASSWORD@HOST/NAME") from None
         if url.get_backend_name() not in ("sqlite", "postgresql"):
             raise ValueError("database must begin with sqlite: or postgresql:")
-        if url.get_backend_name() == "sqlite" and not url.database:
+        unknown = sorted(set(url.query) - POSTGRESQL_OPTIONS)
+        if unknown:
+            raise ValueError(f"database has an option that is not known: {unknown[0]}")
+        if url.get_backend_name() == "sqlite" and url.database in (None, "", ":memory:"):
             raise ValueError("database must name a file, such as sqlite:///stepwell.db; there is no in-memory mode")
         return self
 
@@ -182,6 +185,9 @@ class Settings(BaseSettings):
     def _tls_is_whole(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls-cert and tls-key go together")
+        for file in (self.tls_cert, self.tls_key):
+            if file is not None and not file.is_file():
+                raise ValueError(f"there is no file {file}")
         return self
 
     @model_validator(mode="after")
@@ -223,8 +229,8 @@ def _parser(program: str) -> _Parser:
     """A flag for every setting. Those that are not given stay out, so that the environment and the file can speak."""
     parser = _Parser(
         prog=program,
-        description="Every flag can also be a variable (--ops-listen: STEPWELL_OPS_LISTEN) or stand in a TOML file "
-        "(ops_listen = ...). Flags beat variables, and those beat the file.",
+        description="Every flag can also be a variable (--ops-listen: STEPWELL_OPS_LISTEN, --limits.timer: "
+        "STEPWELL_LIMITS__TIMER) or stand in a TOML file (ops_listen = ...). Flags beat variables, and those the file.",
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )
@@ -290,5 +296,7 @@ def _readable(error: ValidationError) -> list[str]:
     for problem in error.errors(include_input=False, include_url=False, include_context=False):
         name = ".".join(str(part) for part in problem["loc"]).replace("_", "-")
         text = problem["msg"].removeprefix("Value error, ")
+        if problem["type"] == "extra_forbidden":
+            text = "there is no such setting"
         lines.append(f"{name}: {text}" if name else text)
     return lines

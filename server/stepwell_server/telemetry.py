@@ -25,9 +25,11 @@ def configure_logs(log_format: LogFormat, level: LogLevel) -> None:
     """One line per event, on standard error: JSON for machines, columns for people."""
     last: list[structlog.typing.Processor]
     if log_format == "json":
-        last = [structlog.processors.dict_tracebacks, structlog.processors.JSONRenderer()]
+        last = [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
     else:
-        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty())]
+        # Plain, because the fancy ones print local variables, and those hold credentials and payloads.
+        plain = structlog.dev.plain_traceback
+        last = [structlog.dev.ConsoleRenderer(colors=sys.stderr.isatty(), exception_formatter=plain)]
     structlog.configure(
         processors=[
             structlog.contextvars.merge_contextvars,

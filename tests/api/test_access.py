@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from contextlib import suppress
+from typing import Any
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from grpc_reflection.v1alpha import reflection_pb2
 
-from stepwell.v1 import namespaces_pb2, server_pb2
+from stepwell.v1 import dispatchers_pb2, namespaces_pb2, server_pb2, workers_pb2
+from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
+from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.api.access import Caller, Category, PolicyNotFound, Principal, load_policy
 from stepwell_server.domain.errors import Unauthenticated
 from tests.support.errors import refusal
@@ -31,6 +36,23 @@ class ReadersOnly:
 
     def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
         return category is Category.READ
+
+
+class WritersOnly(ReadersOnly):
+    """Nobody may read."""
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        return Principal("somebody")
+
+    def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
+        return category is not Category.READ
+
+
+class OnlyTeamA(WritersOnly):
+    """Everybody may do everything in one namespace."""
+
+    def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
+        return namespace == "team-a"
 
 
 @pytest.fixture
@@ -65,27 +87,56 @@ async def test_reflection_is_behind_the_policy(guarded: Served) -> None:
     assert (await refusal(method(iter([b""])).read())).code is grpc.StatusCode.UNAUTHENTICATED
 
 
-async def test_a_principal_has_so_many_streams_and_gets_places_back(guarded: Served) -> None:
-    def watch() -> object:
-        return HealthStub(guarded.channel).Watch(health_pb2.HealthCheckRequest(service="readiness"))
+async def test_a_stream_needs_permission_too(start_server: StartServer, sqlite_url: str) -> None:
+    server = await start_server(sqlite_url, policy=f"{HERE}:WritersOnly")
+    method = server.channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
 
-    streams = [watch() for _ in range(3)]
-    for stream in streams:
-        await stream.read()  # type: ignore[attr-defined]
-    error = await refusal(watch().read())  # type: ignore[attr-defined]
+    assert (await refusal(method(iter([b""])).read())).code is grpc.StatusCode.PERMISSION_DENIED
+
+
+async def test_the_policy_is_asked_about_the_namespace_of_the_request(
+    start_server: StartServer, sqlite_url: str
+) -> None:
+    server = await start_server(sqlite_url, policy=f"{HERE}:OnlyTeamA")
+    stubs = (WorkerServiceStub(server.channel), DispatcherServiceStub(server.channel))
+
+    def asked(namespace: str) -> list[object]:
+        hello = workers_pb2.Hello(namespace=namespace)
+        return [
+            stubs[0].RegisterHandlers(workers_pb2.RegisterHandlersRequest(hello=hello)),
+            stubs[0].ClaimTasks(workers_pb2.ClaimTasksRequest(namespace=namespace)),
+            stubs[1].GetNextWake(dispatchers_pb2.GetNextWakeRequest(namespace=namespace)),
+        ]
+
+    allowed = {(await refusal(call)).reason for call in asked("team-a")}  # type: ignore[arg-type]
+    denied = {(await refusal(call)).reason for call in asked("team-b")}  # type: ignore[arg-type]
+
+    assert (allowed, denied) == ({"METHOD_UNIMPLEMENTED"}, {"PERMISSION_DENIED"})
+
+
+async def test_a_principal_has_so_many_streams_and_gets_places_back(guarded: Served) -> None:
+    method = guarded.channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo")
+    me = (("authorization", "me"),)
+    ask = reflection_pb2.ServerReflectionRequest(list_services="").SerializeToString()
+
+    async def opened() -> Any:
+        stream = method(metadata=me)
+        await stream.write(ask)
+        await stream.read()
+        return stream
+
+    streams = [await opened() for _ in range(3)]
+    error = await refusal(opened())
     assert (error.code.name, error.reason) == ("RESOURCE_EXHAUSTED", "STREAM_LIMIT")
 
-    streams[0].cancel()  # type: ignore[attr-defined]
+    streams[0].cancel()
     async with asyncio.timeout(10):
         while True:
-            again = watch()
-            try:
-                await again.read()  # type: ignore[attr-defined]
-            except grpc.aio.AioRpcError:
-                continue
-            break
-    for stream in [*streams, again]:
-        stream.cancel()  # type: ignore[attr-defined]
+            with suppress(grpc.aio.AioRpcError):
+                streams.append(await opened())
+                break
+    for stream in streams:
+        stream.cancel()
 
 
 async def test_too_many_calls_at_once_are_told_when_to_come_back(start_server: StartServer, sqlite_url: str) -> None:

@@ -218,8 +218,11 @@ async def test_metadata_over_the_limit_is_always_refused(sqlite_server: Served, 
         assert (await refusal(call)).code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_deadline_that_has_passed_is_exceeded(sqlite_server: Served) -> None:
-    call = ServerServiceStub(sqlite_server.channel).GetServerInfo(server_pb2.GetServerInfoRequest(), timeout=0)
+@pytest.mark.parametrize("deadline", [0, 0.05])
+async def test_a_deadline_that_passes_is_exceeded(sqlite_server: Served, deadline: float) -> None:
+    sqlite_server.app.db.run_tx = _never(asyncio.Event())  # type: ignore[method-assign,assignment]
+
+    call = ServerServiceStub(sqlite_server.channel).GetServerInfo(server_pb2.GetServerInfoRequest(), timeout=deadline)
 
     assert (await refusal(call)).code is grpc.StatusCode.DEADLINE_EXCEEDED
 

@@ -61,10 +61,12 @@ async def test_a_repeated_request_is_answered_again_and_done_once(namespaces: Na
 async def test_a_request_id_is_not_good_for_another_body(namespaces: NamespaceServiceStub) -> None:
     await namespaces.CreateNamespace(pb.CreateNamespaceRequest(name="billing", request_id="once"))
 
-    changed = pb.CreateNamespaceRequest(name="billing", description="other", request_id="once")
-    error = await refusal(namespaces.CreateNamespace(changed))
-
-    assert (error.code.name, error.reason) == ("FAILED_PRECONDITION", "IDEMPOTENCY_KEY_REUSED")
+    for changed in (
+        pb.CreateNamespaceRequest(name="billing", description="other", request_id="once"),
+        pb.CreateNamespaceRequest(name="shipping", request_id="once"),
+    ):
+        error = await refusal(namespaces.CreateNamespace(changed))
+        assert (error.code.name, error.reason) == ("FAILED_PRECONDITION", "IDEMPOTENCY_KEY_REUSED")
 
 
 async def test_a_refused_request_is_not_remembered(namespaces: NamespaceServiceStub) -> None:

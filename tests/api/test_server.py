@@ -74,6 +74,8 @@ async def test_a_draining_server_is_alive_and_not_ready(sqlite_server: Served) -
 
 
 async def test_the_ops_listener_has_no_data(sqlite_server: Served) -> None:
+    await raw.send(sqlite_server.channel, raw.LIST, b"")  # a method that the API has served is no way in either
+
     async with aio.insecure_channel(sqlite_server.addresses.ops_listen) as channel:
         assert (await refusal(raw.send(channel, raw.LIST, b""))).code.name == "UNIMPLEMENTED"
         assert (

@@ -47,13 +47,15 @@ async def test_info_shows_what_the_server_says(running: ServerProcess) -> None:
 async def test_namespaces_are_created_and_listed(running: ServerProcess) -> None:
     created = await stepwell("namespace", "create", "billing", "--description", "invoices", server=running.listen)
     assert created == (0, "created namespace billing\n", "")
+    hostile = await stepwell("namespace", "create", "odd", "--description", "[bold]x[/y]", server=running.listen)
+    assert hostile[0] == 0
 
     code, out, _ = await stepwell("namespace", "list", server=running.listen)
     assert code == 0
-    assert "billing" in out and "invoices" in out and "default" in out
+    assert "billing" in out and "invoices" in out and "default" in out and "[bold]x[/y]" in out
 
     code, out, _ = await stepwell("namespace", "list", "--json", server=running.listen)
-    assert [one["name"] for one in json.loads(out)["namespaces"]] == ["billing", "default"]
+    assert [one["name"] for one in json.loads(out)["namespaces"]] == ["billing", "default", "odd"]
 
 
 async def test_a_refusal_is_one_line_and_an_exit_code(running: ServerProcess) -> None:
@@ -61,7 +63,11 @@ async def test_a_refusal_is_one_line_and_an_exit_code(running: ServerProcess) ->
     assert again == (1, "", "stepwell: a namespace of that name exists (NAMESPACE_ALREADY_EXISTS)\n")
 
     code, _, err = await stepwell("info", server="127.0.0.1:1")
-    assert (code, err) == (1, "stepwell: no server answers at 127.0.0.1:1 (UNAVAILABLE)\n")
+    assert (code, err) == (1, "stepwell: no server answers at 127.0.0.1:1: Connection refused (UNAVAILABLE)\n")
+
+    code, _, err = await stepwell("info", server="nowhere")
+    assert code == 2
+    assert "must be HOST:PORT" in err
 
 
 async def test_migrate_makes_a_database_that_a_server_serves(sqlite_url: str) -> None:

@@ -12,12 +12,14 @@ import grpc
 import pytest
 import trustme
 from grpc import aio
+from sqlalchemy import make_url, text
 
 from stepwell.channel import open_channel
 from stepwell.v1 import namespaces_pb2, server_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
-from tests.support.postgres import own_postgres
+from stepwell_server.app import open_database
+from tests.support.postgres import PostgresServer, own_postgres
 from tests.support.servers import DidNotStart, ServerProcess, start_process
 
 
@@ -74,11 +76,50 @@ async def test_settings_that_are_wrong_are_one_line_and_exit_code_2(sqlite_url: 
     assert len(str(refusal).splitlines()) == 1
 
 
-async def test_a_postgresql_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    refusal = await refused(f"postgresql://nobody@/nothing?host={tmp_path}")
+async def test_a_database_that_cannot_be_used_is_one_line(tmp_path: Path, postgres: PostgresServer) -> None:
+    (tmp_path / "text.db").write_text("this is no database, it is a poem " * 100)
+    causes = {
+        f"postgresql://nobody@/nothing?host={tmp_path}": "No such file or directory",
+        postgres.url_of("no_such_database"): 'database "no_such_database" does not exist',
+        f"sqlite:///{tmp_path}/text.db": "file is not a database",
+        f"sqlite:///{tmp_path}/no/folder.db": "there is no folder",
+    }
+    for url, cause in causes.items():
+        refusal = await refused(url)
+        assert refusal.code == 1
+        assert cause in str(refusal)
+        assert len(str(refusal).splitlines()) == 1
 
-    assert refusal.code == 1
-    assert str(refusal).splitlines() == ["stepwell: the database does not answer; repeat the call"]
+
+async def test_a_database_without_the_schema_is_not_served(database_url: str) -> None:
+    refusal = await refused(database_url, "--no-auto-migrate")
+
+    assert "it has no schema; run `stepwell migrate`" in str(refusal)
+
+
+async def test_a_database_that_a_newer_server_migrated_is_served(database_url: str) -> None:
+    async with start_process(database_url) as first:
+        assert await first.stop() == 0
+    db = open_database(make_url(database_url))
+    await db.run_tx(lambda tx: tx.execute(text("UPDATE alembic_version SET version_num = '9999'")))
+    await db.close()
+
+    async with start_process(database_url) as older:
+        assert (await info(older)).database.schema_version == "9999"
+
+
+async def test_nothing_of_a_caller_is_logged_when_its_call_fails(sqlite_url: str) -> None:
+    policy = "tests.support.policies:Broken"
+    async with start_process(sqlite_url, "--policy", policy) as server:
+        async with aio.insecure_channel(server.listen) as channel:
+            secret = (("authorization", "Bearer hunter2"),)
+            with pytest.raises(aio.AioRpcError) as failed:
+                await ServerServiceStub(channel).GetServerInfo(server_pb2.GetServerInfoRequest(), metadata=secret)
+        assert await server.stop() == 0
+
+    assert failed.value.code() is grpc.StatusCode.INTERNAL
+    assert any("it broke" in line for line in server.log)
+    assert not any("hunter2" in line for line in server.log)
 
 
 async def test_log_lines_are_json_and_carry_the_callers_id(sqlite_url: str) -> None:

@@ -9,7 +9,7 @@ import subprocess
 import tempfile
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -129,7 +129,12 @@ class OwnPostgres:
 def own_postgres() -> Iterator[OwnPostgres]:
     """A PostgreSQL that only this test knows."""
     with wheel_server() as wheel:
-        yield OwnPostgres(wheel)
+        server = OwnPostgres(wheel)
+        try:
+            yield server
+        finally:
+            with suppress(subprocess.CalledProcessError):
+                server.stop()  # the wheel knows only the process that it started itself
 
 
 @contextmanager

@@ -6,8 +6,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell_server.domain.clock import ClockReading
-from stepwell_server.domain.errors import ClockMovesForwardOnly, ClockNotVirtual, TimestampOutOfRange
+from stepwell_server.domain.clock import LONGEST_ADVANCE, ClockReading
+from stepwell_server.domain.errors import (
+    ClockMovesForwardOnly,
+    ClockNotVirtual,
+    DurationOutOfRange,
+    TimestampOutOfRange,
+)
 from stepwell_server.domain.times import LATEST
 
 instants = st.integers(0, LATEST)
@@ -21,10 +26,16 @@ def virtual(now: int) -> ClockReading:
 def test_a_clock_goes_to_any_later_instant_and_to_no_earlier_one(now: int, target: int) -> None:
     if target >= now:
         assert virtual(now).moved(to=target) == target
-        assert virtual(now).moved(by=target - now) == target
+        if target - now <= LONGEST_ADVANCE:
+            assert virtual(now).moved(by=target - now) == target
     else:
         with pytest.raises(ClockMovesForwardOnly):
             virtual(now).moved(to=target)
+
+
+def test_one_advance_is_a_hundred_years_at_most() -> None:
+    with pytest.raises(DurationOutOfRange):
+        virtual(0).moved(by=LONGEST_ADVANCE + 1)
 
 
 def test_a_clock_ends_with_the_year_9999() -> None:

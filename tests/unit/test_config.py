@@ -66,7 +66,7 @@ def test_an_address_that_is_none_is_told_by_its_flag(address: str) -> None:
     assert problem("--listen", address).startswith("listen: must be HOST:PORT")
 
 
-@pytest.mark.parametrize("url", ["nonsense", "mysql://x/y", "sqlite://", "sqlite:///"])
+@pytest.mark.parametrize("url", ["nonsense", "mysql://x/y", "sqlite://", "sqlite:///", "sqlite:///:memory:"])
 def test_a_database_that_is_none_is_refused(url: str) -> None:
     assert "database" in problem("--database", url)
 
@@ -86,7 +86,7 @@ def test_loopback_needs_no_protection(host: str) -> None:
 @pytest.mark.parametrize("host", ["0.0.0.0", "[::]", "10.0.0.1", "example.org"])
 def test_other_machines_are_let_in_only_with_tls_and_a_policy_or_when_told(host: str) -> None:
     listen = ("--listen", f"{host}:7350")
-    tls = ("--tls-cert", "c.pem", "--tls-key", "k.pem")
+    tls = ("--tls-cert", __file__, "--tls-key", __file__)
 
     assert "lets other machines in" in problem(*listen)
     assert "lets other machines in" in problem(*listen, *tls)
@@ -95,5 +95,11 @@ def test_other_machines_are_let_in_only_with_tls_and_a_policy_or_when_told(host:
     assert not load(*listen, "--insecure").serves_reflection
 
 
-def test_half_of_tls_is_refused() -> None:
-    assert "go together" in problem("--tls-cert", "c.pem")
+def test_half_of_tls_and_missing_files_are_refused() -> None:
+    assert "go together" in problem("--tls-cert", __file__)
+    assert "there is no file c.pem" in problem("--tls-cert", "c.pem", "--tls-key", __file__)
+
+
+def test_libpq_words_are_understood_and_others_refused() -> None:
+    assert load("--database", "postgres://db/x?sslmode=require").database_url.drivername == "postgresql"
+    assert "not known: sslcert" in problem("--database", "postgresql://db/x?sslcert=y")

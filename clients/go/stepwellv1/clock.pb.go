@@ -69,7 +69,8 @@ type GetClockResponse struct {
 	Now *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=now,proto3" json:"now,omitempty"`
 	// True if that time is virtual.
 	Virtual bool `protobuf:"varint,2,opt,name=virtual,proto3" json:"virtual,omitempty"`
-	// Real time by the database's own clock, the one of leases. Equal to "now" on a server with a real clock.
+	// Real time by the database's own clock, the one of leases. On a server with a real clock it is "now", read a moment
+	// later.
 	LeaseNow      *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=lease_now,json=leaseNow,proto3" json:"lease_now,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

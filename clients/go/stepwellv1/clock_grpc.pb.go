@@ -37,7 +37,8 @@ type ClockServiceClient interface {
 	GetClock(ctx context.Context, in *GetClockRequest, opts ...grpc.CallOption) (*GetClockResponse, error)
 	// AdvanceClock moves a virtual clock forward, stopping at every due time on the way until what is due there has been
 	// handed out and finished. Where work is still running when the call must answer, it answers with "arrived" false:
-	// call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE.
+	// call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE,
+	// TIMESTAMP_OUT_OF_RANGE.
 	// Idempotent with request_id.
 	AdvanceClock(ctx context.Context, in *AdvanceClockRequest, opts ...grpc.CallOption) (*AdvanceClockResponse, error)
 }
@@ -82,7 +83,8 @@ type ClockServiceServer interface {
 	GetClock(context.Context, *GetClockRequest) (*GetClockResponse, error)
 	// AdvanceClock moves a virtual clock forward, stopping at every due time on the way until what is due there has been
 	// handed out and finished. Where work is still running when the call must answer, it answers with "arrived" false:
-	// call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE.
+	// call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE,
+	// TIMESTAMP_OUT_OF_RANGE.
 	// Idempotent with request_id.
 	AdvanceClock(context.Context, *AdvanceClockRequest) (*AdvanceClockResponse, error)
 	mustEmbedUnimplementedClockServiceServer()

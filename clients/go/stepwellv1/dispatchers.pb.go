@@ -28,8 +28,10 @@ const (
 // WakeStreamRequest says which tasks to follow.
 type WakeStreamRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which tasks count.
-	Filter        *WakeFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	// Namespace. Default "default".
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Which of its tasks count.
+	Filter        *WakeFilter `protobuf:"bytes,2,opt,name=filter,proto3" json:"filter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -62,6 +64,13 @@ func (x *WakeStreamRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use WakeStreamRequest.ProtoReflect.Descriptor instead.
 func (*WakeStreamRequest) Descriptor() ([]byte, []int) {
 	return file_stepwell_v1_dispatchers_proto_rawDescGZIP(), []int{0}
+}
+
+func (x *WakeStreamRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
 }
 
 func (x *WakeStreamRequest) GetFilter() *WakeFilter {
@@ -138,8 +147,10 @@ func (x *WakeStreamResponse) GetDraining() bool {
 // GetNextWakeRequest says which tasks to look at.
 type GetNextWakeRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which tasks count.
-	Filter        *WakeFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	// Namespace. Default "default".
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Which of its tasks count.
+	Filter        *WakeFilter `protobuf:"bytes,2,opt,name=filter,proto3" json:"filter,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -172,6 +183,13 @@ func (x *GetNextWakeRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use GetNextWakeRequest.ProtoReflect.Descriptor instead.
 func (*GetNextWakeRequest) Descriptor() ([]byte, []int) {
 	return file_stepwell_v1_dispatchers_proto_rawDescGZIP(), []int{2}
+}
+
+func (x *GetNextWakeRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
 }
 
 func (x *GetNextWakeRequest) GetFilter() *WakeFilter {
@@ -239,14 +257,16 @@ func (x *GetNextWakeResponse) GetNow() *timestamppb.Timestamp {
 // ProcessRequest bounds one pass.
 type ProcessRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Which tasks to hand out.
-	Filter *WakeFilter `protobuf:"bytes,1,opt,name=filter,proto3" json:"filter,omitempty"`
+	// Namespace. Default "default".
+	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
+	// Which of its tasks to hand out.
+	Filter *WakeFilter `protobuf:"bytes,2,opt,name=filter,proto3" json:"filter,omitempty"`
 	// Hand out at most this many. Default 100; from 1 to 1,000; above is treated as 1,000.
-	MaxTasks int32 `protobuf:"varint,2,opt,name=max_tasks,json=maxTasks,proto3" json:"max_tasks,omitempty"`
+	MaxTasks int32 `protobuf:"varint,3,opt,name=max_tasks,json=maxTasks,proto3" json:"max_tasks,omitempty"`
 	// A run handed out by this call is suspended after this many steps and goes on in a later pass. 0: no limit.
-	MaxSteps int32 `protobuf:"varint,3,opt,name=max_steps,json=maxSteps,proto3" json:"max_steps,omitempty"`
+	MaxSteps int32 `protobuf:"varint,4,opt,name=max_steps,json=maxSteps,proto3" json:"max_steps,omitempty"`
 	// How long to wait for what was handed out to end. Default 0: answer at once. At most 60 seconds.
-	Wait          *durationpb.Duration `protobuf:"bytes,4,opt,name=wait,proto3" json:"wait,omitempty"`
+	Wait          *durationpb.Duration `protobuf:"bytes,5,opt,name=wait,proto3" json:"wait,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -279,6 +299,13 @@ func (x *ProcessRequest) ProtoReflect() protoreflect.Message {
 // Deprecated: Use ProcessRequest.ProtoReflect.Descriptor instead.
 func (*ProcessRequest) Descriptor() ([]byte, []int) {
 	return file_stepwell_v1_dispatchers_proto_rawDescGZIP(), []int{4}
+}
+
+func (x *ProcessRequest) GetNamespace() string {
+	if x != nil {
+		return x.Namespace
+	}
+	return ""
 }
 
 func (x *ProcessRequest) GetFilter() *WakeFilter {
@@ -385,12 +412,10 @@ func (x *ProcessResponse) GetNow() *timestamppb.Timestamp {
 // WakeFilter says which tasks count. All conditions must hold.
 type WakeFilter struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Namespace. Default "default".
-	Namespace string `protobuf:"bytes,1,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// Kinds of handlers. None: all.
-	Kinds []HandlerKind `protobuf:"varint,2,rep,packed,name=kinds,proto3,enum=stepwell.v1.HandlerKind" json:"kinds,omitempty"`
+	Kinds []HandlerKind `protobuf:"varint,1,rep,packed,name=kinds,proto3,enum=stepwell.v1.HandlerKind" json:"kinds,omitempty"`
 	// Names of handlers. None: all. At most 100.
-	Names         []string `protobuf:"bytes,3,rep,name=names,proto3" json:"names,omitempty"`
+	Names         []string `protobuf:"bytes,2,rep,name=names,proto3" json:"names,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -425,13 +450,6 @@ func (*WakeFilter) Descriptor() ([]byte, []int) {
 	return file_stepwell_v1_dispatchers_proto_rawDescGZIP(), []int{6}
 }
 
-func (x *WakeFilter) GetNamespace() string {
-	if x != nil {
-		return x.Namespace
-	}
-	return ""
-}
-
 func (x *WakeFilter) GetKinds() []HandlerKind {
 	if x != nil {
 		return x.Kinds
@@ -454,7 +472,9 @@ type NextWake struct {
 	// Grows with every change that this replica has seen. Numbers of different replicas cannot be compared.
 	Number int64 `protobuf:"varint,2,opt,name=number,proto3" json:"number,omitempty"`
 	// Due work whose handlers have no connected worker. At most 100 names, oldest first.
-	Unserved      []*Unserved `protobuf:"bytes,3,rep,name=unserved,proto3" json:"unserved,omitempty"`
+	Unserved []*Unserved `protobuf:"bytes,3,rep,name=unserved,proto3" json:"unserved,omitempty"`
+	// Replica whose number it is.
+	ReplicaId     string `protobuf:"bytes,4,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -508,6 +528,13 @@ func (x *NextWake) GetUnserved() []*Unserved {
 		return x.Unserved
 	}
 	return nil
+}
+
+func (x *NextWake) GetReplicaId() string {
+	if x != nil {
+		return x.ReplicaId
+	}
+	return ""
 }
 
 // Unserved is due work that no connected worker can take.
@@ -578,38 +605,42 @@ var File_stepwell_v1_dispatchers_proto protoreflect.FileDescriptor
 
 const file_stepwell_v1_dispatchers_proto_rawDesc = "" +
 	"\n" +
-	"\x1dstepwell/v1/dispatchers.proto\x12\vstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19stepwell/v1/workers.proto\"D\n" +
-	"\x11WakeStreamRequest\x12/\n" +
-	"\x06filter\x18\x01 \x01(\v2\x17.stepwell.v1.WakeFilterR\x06filter\"\x92\x01\n" +
+	"\x1dstepwell/v1/dispatchers.proto\x12\vstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19stepwell/v1/workers.proto\"b\n" +
+	"\x11WakeStreamRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12/\n" +
+	"\x06filter\x18\x02 \x01(\v2\x17.stepwell.v1.WakeFilterR\x06filter\"\x92\x01\n" +
 	"\x12WakeStreamResponse\x122\n" +
 	"\tnext_wake\x18\x01 \x01(\v2\x15.stepwell.v1.NextWakeR\bnextWake\x12,\n" +
 	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\x12\x1a\n" +
-	"\bdraining\x18\x03 \x01(\bR\bdraining\"E\n" +
-	"\x12GetNextWakeRequest\x12/\n" +
-	"\x06filter\x18\x01 \x01(\v2\x17.stepwell.v1.WakeFilterR\x06filter\"w\n" +
+	"\bdraining\x18\x03 \x01(\bR\bdraining\"c\n" +
+	"\x12GetNextWakeRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12/\n" +
+	"\x06filter\x18\x02 \x01(\v2\x17.stepwell.v1.WakeFilterR\x06filter\"w\n" +
 	"\x13GetNextWakeResponse\x122\n" +
 	"\tnext_wake\x18\x01 \x01(\v2\x15.stepwell.v1.NextWakeR\bnextWake\x12,\n" +
-	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"\xaa\x01\n" +
-	"\x0eProcessRequest\x12/\n" +
-	"\x06filter\x18\x01 \x01(\v2\x17.stepwell.v1.WakeFilterR\x06filter\x12\x1b\n" +
-	"\tmax_tasks\x18\x02 \x01(\x05R\bmaxTasks\x12\x1b\n" +
-	"\tmax_steps\x18\x03 \x01(\x05R\bmaxSteps\x12-\n" +
-	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\xb0\x01\n" +
+	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"\xc8\x01\n" +
+	"\x0eProcessRequest\x12\x1c\n" +
+	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12/\n" +
+	"\x06filter\x18\x02 \x01(\v2\x17.stepwell.v1.WakeFilterR\x06filter\x12\x1b\n" +
+	"\tmax_tasks\x18\x03 \x01(\x05R\bmaxTasks\x12\x1b\n" +
+	"\tmax_steps\x18\x04 \x01(\x05R\bmaxSteps\x12-\n" +
+	"\x04wait\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x04wait\"\xb0\x01\n" +
 	"\x0fProcessResponse\x12\x1d\n" +
 	"\n" +
 	"handed_out\x18\x01 \x01(\x05R\thandedOut\x12\x1c\n" +
 	"\tprocessed\x18\x02 \x01(\x05R\tprocessed\x122\n" +
 	"\tnext_wake\x18\x03 \x01(\v2\x15.stepwell.v1.NextWakeR\bnextWake\x12,\n" +
-	"\x03now\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"p\n" +
+	"\x03now\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"R\n" +
 	"\n" +
-	"WakeFilter\x12\x1c\n" +
-	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12.\n" +
-	"\x05kinds\x18\x02 \x03(\x0e2\x18.stepwell.v1.HandlerKindR\x05kinds\x12\x14\n" +
-	"\x05names\x18\x03 \x03(\tR\x05names\"\x8a\x01\n" +
+	"WakeFilter\x12.\n" +
+	"\x05kinds\x18\x01 \x03(\x0e2\x18.stepwell.v1.HandlerKindR\x05kinds\x12\x14\n" +
+	"\x05names\x18\x02 \x03(\tR\x05names\"\xa9\x01\n" +
 	"\bNextWake\x123\n" +
 	"\awake_at\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x06wakeAt\x12\x16\n" +
 	"\x06number\x18\x02 \x01(\x03R\x06number\x121\n" +
-	"\bunserved\x18\x03 \x03(\v2\x15.stepwell.v1.UnservedR\bunserved\"\x7f\n" +
+	"\bunserved\x18\x03 \x03(\v2\x15.stepwell.v1.UnservedR\bunserved\x12\x1d\n" +
+	"\n" +
+	"replica_id\x18\x04 \x01(\tR\treplicaId\"\x7f\n" +
 	"\bUnserved\x12,\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x18.stepwell.v1.HandlerKindR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x121\n" +

@@ -56,8 +56,7 @@ const (
 	ErrorReason_ERROR_REASON_TIMESTAMP_OUT_OF_RANGE ErrorReason = 14
 	// INVALID_ARGUMENT: a payload larger than the limit. Metadata: "field", "size", "limit" in bytes.
 	ErrorReason_ERROR_REASON_PAYLOAD_TOO_LARGE ErrorReason = 15
-	// INVALID_ARGUMENT: JSON nested deeper than the limit, or messages nested deeper than protobuf allows.
-	// Metadata: "field", "limit".
+	// INVALID_ARGUMENT: JSON nested deeper than the limit. Metadata: "field", "limit".
 	ErrorReason_ERROR_REASON_PAYLOAD_TOO_DEEP ErrorReason = 16
 	// INVALID_ARGUMENT: a "json" payload that is not strict JSON. Metadata: "field".
 	ErrorReason_ERROR_REASON_PAYLOAD_NOT_JSON ErrorReason = 17
@@ -69,7 +68,8 @@ const (
 	ErrorReason_ERROR_REASON_PAGE_SIZE_INVALID ErrorReason = 20
 	// INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "path".
 	ErrorReason_ERROR_REASON_UPDATE_MASK_INVALID ErrorReason = 21
-	// INVALID_ARGUMENT: a request_id longer than 36 characters or not printable ASCII.
+	// INVALID_ARGUMENT: a request_id longer than 36 characters, or with anything but printable ASCII without
+	// spaces.
 	ErrorReason_ERROR_REASON_REQUEST_ID_INVALID ErrorReason = 22
 	// FAILED_PRECONDITION: the request_id was used for another call within 24 hours. Metadata: "request_id".
 	ErrorReason_ERROR_REASON_IDEMPOTENCY_KEY_REUSED ErrorReason = 23
@@ -142,6 +142,8 @@ const (
 	ErrorReason_ERROR_REASON_SESSION_HAS_STREAM ErrorReason = 98
 	// INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits.
 	ErrorReason_ERROR_REASON_INVALID_SESSION_ID ErrorReason = 99
+	// FAILED_PRECONDITION: the session has not registered its handlers, or its registration has been forgotten.
+	ErrorReason_ERROR_REASON_SESSION_NOT_REGISTERED ErrorReason = 101
 	// INVALID_ARGUMENT: the same handler twice in one registration. Metadata: "kind", "name".
 	ErrorReason_ERROR_REASON_DUPLICATE_HANDLER ErrorReason = 100
 	// FAILED_PRECONDITION: the step name was used for another type of step in this run. Metadata: "step".
@@ -209,6 +211,7 @@ var (
 		97:  "ERROR_REASON_SLOW_CONSUMER",
 		98:  "ERROR_REASON_SESSION_HAS_STREAM",
 		99:  "ERROR_REASON_INVALID_SESSION_ID",
+		101: "ERROR_REASON_SESSION_NOT_REGISTERED",
 		100: "ERROR_REASON_DUPLICATE_HANDLER",
 		110: "ERROR_REASON_STEP_TYPE_MISMATCH",
 		111: "ERROR_REASON_MAX_STEPS_EXCEEDED",
@@ -267,6 +270,7 @@ var (
 		"ERROR_REASON_SLOW_CONSUMER":              97,
 		"ERROR_REASON_SESSION_HAS_STREAM":         98,
 		"ERROR_REASON_INVALID_SESSION_ID":         99,
+		"ERROR_REASON_SESSION_NOT_REGISTERED":     101,
 		"ERROR_REASON_DUPLICATE_HANDLER":          100,
 		"ERROR_REASON_STEP_TYPE_MISMATCH":         110,
 		"ERROR_REASON_MAX_STEPS_EXCEEDED":         111,
@@ -389,7 +393,7 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\bmetadata\x18\x04 \x03(\v2$.stepwell.v1.ItemError.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\xd5\x0f\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\xfe\x0f\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12%\n" +
@@ -441,7 +445,8 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\x17ERROR_REASON_FRAME_RATE\x10`\x12\x1e\n" +
 	"\x1aERROR_REASON_SLOW_CONSUMER\x10a\x12#\n" +
 	"\x1fERROR_REASON_SESSION_HAS_STREAM\x10b\x12#\n" +
-	"\x1fERROR_REASON_INVALID_SESSION_ID\x10c\x12\"\n" +
+	"\x1fERROR_REASON_INVALID_SESSION_ID\x10c\x12'\n" +
+	"#ERROR_REASON_SESSION_NOT_REGISTERED\x10e\x12\"\n" +
 	"\x1eERROR_REASON_DUPLICATE_HANDLER\x10d\x12#\n" +
 	"\x1fERROR_REASON_STEP_TYPE_MISMATCH\x10n\x12#\n" +
 	"\x1fERROR_REASON_MAX_STEPS_EXCEEDED\x10o\x12#\n" +

@@ -179,7 +179,7 @@ type GetServerInfoResponse struct {
 	MaxProtocolVersion int32 `protobuf:"varint,3,opt,name=max_protocol_version,json=maxProtocolVersion,proto3" json:"max_protocol_version,omitempty"`
 	// Random id of this process, new at every start. Tells replicas apart.
 	ReplicaId string `protobuf:"bytes,4,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
-	// When this process started serving.
+	// When this process started serving, by real time also where the clock is virtual.
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	// The database's clock as this call read it.
 	Now *timestamppb.Timestamp `protobuf:"bytes,6,opt,name=now,proto3" json:"now,omitempty"`

@@ -476,7 +476,8 @@ func (x *ClaimTasksRequest) GetRequestId() string {
 // ClaimTasksResponse is the work.
 type ClaimTasksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tasks, each with all its state: tasks that do not fit into one message are not claimed.
+	// The tasks. One whose state does not fit into the message comes with "more" set: a CommitTask with NeedState brings the
+	// rest, a page at a time.
 	Tasks         []*Task `protobuf:"bytes,1,rep,name=tasks,proto3" json:"tasks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1114,6 +1115,7 @@ type WorkerFrame struct {
 	//	*WorkerFrame_Heartbeat
 	//	*WorkerFrame_NeedState
 	//	*WorkerFrame_Goodbye
+	//	*WorkerFrame_BeginSteps
 	Body          isWorkerFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1283,6 +1285,15 @@ func (x *WorkerFrame) GetGoodbye() *Goodbye {
 	return nil
 }
 
+func (x *WorkerFrame) GetBeginSteps() *BeginSteps {
+	if x != nil {
+		if x, ok := x.Body.(*WorkerFrame_BeginSteps); ok {
+			return x.BeginSteps
+		}
+	}
+	return nil
+}
+
 type isWorkerFrame_Body interface {
 	isWorkerFrame_Body()
 }
@@ -1342,6 +1353,11 @@ type WorkerFrame_Goodbye struct {
 	Goodbye *Goodbye `protobuf:"bytes,20,opt,name=goodbye,proto3,oneof"`
 }
 
+type WorkerFrame_BeginSteps struct {
+	// Step bodies begin, and there is nothing else to say: see "opens".
+	BeginSteps *BeginSteps `protobuf:"bytes,21,opt,name=begin_steps,json=beginSteps,proto3,oneof"`
+}
+
 func (*WorkerFrame_Hello) isWorkerFrame_Body() {}
 
 func (*WorkerFrame_Credit) isWorkerFrame_Body() {}
@@ -1363,6 +1379,8 @@ func (*WorkerFrame_Heartbeat) isWorkerFrame_Body() {}
 func (*WorkerFrame_NeedState) isWorkerFrame_Body() {}
 
 func (*WorkerFrame_Goodbye) isWorkerFrame_Body() {}
+
+func (*WorkerFrame_BeginSteps) isWorkerFrame_Body() {}
 
 // ServerFrame is one thing that the server says.
 type ServerFrame struct {
@@ -1590,7 +1608,8 @@ type ServerFrame_Heartbeat struct {
 }
 
 type ServerFrame_Refused struct {
-	// The numbered frame was refused; the task is still held.
+	// The numbered frame was refused and changed nothing; its number is used up, and the frames after it count as if
+	// it had not been sent. The task is still held. For a frame without a number: Credit, answered with number 0.
 	Refused *ItemError `protobuf:"bytes,19,opt,name=refused,proto3,oneof"`
 }
 
@@ -2624,13 +2643,16 @@ func (*Finish_Output) isFinish_Result() {}
 
 func (*Finish_Failure) isFinish_Result() {}
 
-// Heartbeat renews leases, each by its name: what is not listed is not renewed. Sent every Welcome.heartbeat_interval.
+// Heartbeat renews leases, each by its name: what is not listed is not renewed. Sent every Welcome.heartbeat_interval. A
+// ServerHeartbeat with the same number says that the renewals are durable; a lease that was lost is answered with Stale.
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Leases to renew.
-	Held          []*HeldTask `protobuf:"bytes,1,rep,name=held,proto3" json:"held,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Held []*HeldTask `protobuf:"bytes,1,rep,name=held,proto3" json:"held,omitempty"`
+	// Number of this heartbeat on this stream, from 1.
+	HeartbeatNumber int64 `protobuf:"varint,2,opt,name=heartbeat_number,json=heartbeatNumber,proto3" json:"heartbeat_number,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *Heartbeat) Reset() {
@@ -2670,6 +2692,50 @@ func (x *Heartbeat) GetHeld() []*HeldTask {
 	return nil
 }
 
+func (x *Heartbeat) GetHeartbeatNumber() int64 {
+	if x != nil {
+		return x.HeartbeatNumber
+	}
+	return 0
+}
+
+// BeginSteps carries "opens" and nothing else: after a wake, when bodies begin without a result before them.
+type BeginSteps struct {
+	state         protoimpl.MessageState `protogen:"open.v1"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BeginSteps) Reset() {
+	*x = BeginSteps{}
+	mi := &file_stepwell_v1_workers_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BeginSteps) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BeginSteps) ProtoMessage() {}
+
+func (x *BeginSteps) ProtoReflect() protoreflect.Message {
+	mi := &file_stepwell_v1_workers_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BeginSteps.ProtoReflect.Descriptor instead.
+func (*BeginSteps) Descriptor() ([]byte, []int) {
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{33}
+}
+
 // NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory.
 type NeedState struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
@@ -2679,7 +2745,7 @@ type NeedState struct {
 
 func (x *NeedState) Reset() {
 	*x = NeedState{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[33]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2691,7 +2757,7 @@ func (x *NeedState) String() string {
 func (*NeedState) ProtoMessage() {}
 
 func (x *NeedState) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[33]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2704,7 +2770,7 @@ func (x *NeedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NeedState.ProtoReflect.Descriptor instead.
 func (*NeedState) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{33}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{34}
 }
 
 // Goodbye says that the worker leaves. Tasks it still holds go back at once; an attempt is charged to bodies that are open.
@@ -2716,7 +2782,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[34]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2728,7 +2794,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[34]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2741,7 +2807,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{34}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{35}
 }
 
 // Welcome answers Hello.
@@ -2775,13 +2841,15 @@ type Welcome struct {
 	Held []*HeldTask `protobuf:"bytes,13,rep,name=held,proto3" json:"held,omitempty"`
 	// Policy of steps that say nothing else.
 	DefaultStepPolicy *StepPolicy `protobuf:"bytes,14,opt,name=default_step_policy,json=defaultStepPolicy,proto3" json:"default_step_policy,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// Id of the database. Another one than before: what the worker holds is of another world, and must be dropped.
+	DatabaseId    string `protobuf:"bytes,15,opt,name=database_id,json=databaseId,proto3" json:"database_id,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[35]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2793,7 +2861,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[35]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2806,7 +2874,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{35}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *Welcome) GetServerVersion() string {
@@ -2907,6 +2975,13 @@ func (x *Welcome) GetDefaultStepPolicy() *StepPolicy {
 	return nil
 }
 
+func (x *Welcome) GetDatabaseId() string {
+	if x != nil {
+		return x.DatabaseId
+	}
+	return ""
+}
+
 // Task is work: advance this thing.
 type Task struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2928,7 +3003,7 @@ type Task struct {
 
 func (x *Task) Reset() {
 	*x = Task{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[36]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2940,7 +3015,7 @@ func (x *Task) String() string {
 func (*Task) ProtoMessage() {}
 
 func (x *Task) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[36]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2953,7 +3028,7 @@ func (x *Task) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Task.ProtoReflect.Descriptor instead.
 func (*Task) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{36}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{37}
 }
 
 func (x *Task) GetHandler() *HandlerRef {
@@ -3023,9 +3098,9 @@ type WorkflowInput struct {
 	Steps []*StepState `protobuf:"bytes,7,rep,name=steps,proto3" json:"steps,omitempty"`
 	// True: more steps follow in TaskState frames; begin when the last one is there.
 	More bool `protobuf:"varint,8,opt,name=more,proto3" json:"more,omitempty"`
-	// True: an earlier holder was lost with no body known to be open. The first bodies that begin count as their second
-	// execution.
-	Interrupted bool `protobuf:"varint,9,opt,name=interrupted,proto3" json:"interrupted,omitempty"`
+	// Earlier holders that were lost after they had begun, with no body known to be open. The first bodies that begin have
+	// had so many executions already.
+	Interruptions int32 `protobuf:"varint,9,opt,name=interruptions,proto3" json:"interruptions,omitempty"`
 	// Suspend after this many steps. 0: no limit.
 	MaxSteps      int32 `protobuf:"varint,10,opt,name=max_steps,json=maxSteps,proto3" json:"max_steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -3034,7 +3109,7 @@ type WorkflowInput struct {
 
 func (x *WorkflowInput) Reset() {
 	*x = WorkflowInput{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[37]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3046,7 +3121,7 @@ func (x *WorkflowInput) String() string {
 func (*WorkflowInput) ProtoMessage() {}
 
 func (x *WorkflowInput) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[37]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3059,7 +3134,7 @@ func (x *WorkflowInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkflowInput.ProtoReflect.Descriptor instead.
 func (*WorkflowInput) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{37}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *WorkflowInput) GetRunNumber() int32 {
@@ -3118,11 +3193,11 @@ func (x *WorkflowInput) GetMore() bool {
 	return false
 }
 
-func (x *WorkflowInput) GetInterrupted() bool {
+func (x *WorkflowInput) GetInterruptions() int32 {
 	if x != nil {
-		return x.Interrupted
+		return x.Interruptions
 	}
-	return false
+	return 0
 }
 
 func (x *WorkflowInput) GetMaxSteps() int32 {
@@ -3145,7 +3220,7 @@ type TaskState struct {
 
 func (x *TaskState) Reset() {
 	*x = TaskState{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[38]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3157,7 +3232,7 @@ func (x *TaskState) String() string {
 func (*TaskState) ProtoMessage() {}
 
 func (x *TaskState) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[38]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3170,7 +3245,7 @@ func (x *TaskState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskState.ProtoReflect.Descriptor instead.
 func (*TaskState) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{38}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *TaskState) GetSteps() []*StepState {
@@ -3216,7 +3291,7 @@ type StepState struct {
 
 func (x *StepState) Reset() {
 	*x = StepState{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[39]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3228,7 +3303,7 @@ func (x *StepState) String() string {
 func (*StepState) ProtoMessage() {}
 
 func (x *StepState) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[39]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3241,7 +3316,7 @@ func (x *StepState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepState.ProtoReflect.Descriptor instead.
 func (*StepState) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{39}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *StepState) GetName() string {
@@ -3331,7 +3406,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[40]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[41]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3343,7 +3418,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[40]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[41]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3356,7 +3431,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{40}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{41}
 }
 
 func (x *Ack) GetStop() Stop {
@@ -3398,7 +3473,7 @@ type Stale struct {
 
 func (x *Stale) Reset() {
 	*x = Stale{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[41]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3410,7 +3485,7 @@ func (x *Stale) String() string {
 func (*Stale) ProtoMessage() {}
 
 func (x *Stale) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[41]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3423,7 +3498,7 @@ func (x *Stale) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stale.ProtoReflect.Descriptor instead.
 func (*Stale) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{41}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *Stale) GetReason() ErrorReason {
@@ -3446,7 +3521,7 @@ type Resolved struct {
 
 func (x *Resolved) Reset() {
 	*x = Resolved{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[42]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3458,7 +3533,7 @@ func (x *Resolved) String() string {
 func (*Resolved) ProtoMessage() {}
 
 func (x *Resolved) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[42]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3471,7 +3546,7 @@ func (x *Resolved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
 func (*Resolved) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{42}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *Resolved) GetSteps() []*StepState {
@@ -3501,7 +3576,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[43]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3513,7 +3588,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[43]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3526,7 +3601,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{43}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Cancel) GetStep() string {
@@ -3555,7 +3630,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[44]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3567,7 +3642,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[44]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3580,7 +3655,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{44}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Drain) GetDeadline() *durationpb.Duration {
@@ -3596,14 +3671,16 @@ type ServerHeartbeat struct {
 	// The database's clock.
 	Now *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=now,proto3" json:"now,omitempty"`
 	// How many tasks the worker may still be sent, per its credit.
-	Credit        int32 `protobuf:"varint,2,opt,name=credit,proto3" json:"credit,omitempty"`
-	unknownFields protoimpl.UnknownFields
-	sizeCache     protoimpl.SizeCache
+	Credit int32 `protobuf:"varint,2,opt,name=credit,proto3" json:"credit,omitempty"`
+	// Newest Heartbeat of this stream whose renewals are durable. 0: none yet.
+	HeartbeatNumber int64 `protobuf:"varint,3,opt,name=heartbeat_number,json=heartbeatNumber,proto3" json:"heartbeat_number,omitempty"`
+	unknownFields   protoimpl.UnknownFields
+	sizeCache       protoimpl.SizeCache
 }
 
 func (x *ServerHeartbeat) Reset() {
 	*x = ServerHeartbeat{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[45]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3615,7 +3692,7 @@ func (x *ServerHeartbeat) String() string {
 func (*ServerHeartbeat) ProtoMessage() {}
 
 func (x *ServerHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[45]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3628,7 +3705,7 @@ func (x *ServerHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerHeartbeat.ProtoReflect.Descriptor instead.
 func (*ServerHeartbeat) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{45}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *ServerHeartbeat) GetNow() *timestamppb.Timestamp {
@@ -3641,6 +3718,13 @@ func (x *ServerHeartbeat) GetNow() *timestamppb.Timestamp {
 func (x *ServerHeartbeat) GetCredit() int32 {
 	if x != nil {
 		return x.Credit
+	}
+	return 0
+}
+
+func (x *ServerHeartbeat) GetHeartbeatNumber() int64 {
+	if x != nil {
+		return x.HeartbeatNumber
 	}
 	return 0
 }
@@ -3710,7 +3794,7 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\ahandler\x18\x01 \x01(\v2\x17.stepwell.v1.HandlerRefR\ahandler\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x129\n" +
 	"\n" +
-	"claimed_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tclaimedAt\"\xb6\x05\n" +
+	"claimed_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tclaimedAt\"\xf2\x05\n" +
 	"\vWorkerFrame\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\x03R\x06taskId\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x03R\x05fence\x12\x16\n" +
@@ -3729,7 +3813,9 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\theartbeat\x18\x12 \x01(\v2\x16.stepwell.v1.HeartbeatH\x00R\theartbeat\x127\n" +
 	"\n" +
 	"need_state\x18\x13 \x01(\v2\x16.stepwell.v1.NeedStateH\x00R\tneedState\x120\n" +
-	"\agoodbye\x18\x14 \x01(\v2\x14.stepwell.v1.GoodbyeH\x00R\agoodbyeB\x06\n" +
+	"\agoodbye\x18\x14 \x01(\v2\x14.stepwell.v1.GoodbyeH\x00R\agoodbye\x12:\n" +
+	"\vbegin_steps\x18\x15 \x01(\v2\x17.stepwell.v1.BeginStepsH\x00R\n" +
+	"beginStepsB\x06\n" +
 	"\x04body\"\xc4\x04\n" +
 	"\vServerFrame\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\x03R\x06taskId\x12\x14\n" +
@@ -3811,11 +3897,14 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x06Finish\x12.\n" +
 	"\x06output\x18\x01 \x01(\v2\x14.stepwell.v1.PayloadH\x00R\x06output\x120\n" +
 	"\afailure\x18\x02 \x01(\v2\x14.stepwell.v1.FailureH\x00R\afailureB\b\n" +
-	"\x06result\"6\n" +
+	"\x06result\"a\n" +
 	"\tHeartbeat\x12)\n" +
-	"\x04held\x18\x01 \x03(\v2\x15.stepwell.v1.HeldTaskR\x04held\"\v\n" +
+	"\x04held\x18\x01 \x03(\v2\x15.stepwell.v1.HeldTaskR\x04held\x12)\n" +
+	"\x10heartbeat_number\x18\x02 \x01(\x03R\x0fheartbeatNumber\"\f\n" +
+	"\n" +
+	"BeginSteps\"\v\n" +
 	"\tNeedState\"\t\n" +
-	"\aGoodbye\"\xa6\x05\n" +
+	"\aGoodbye\"\xc7\x05\n" +
 	"\aWelcome\x12%\n" +
 	"\x0eserver_version\x18\x01 \x01(\tR\rserverVersion\x12)\n" +
 	"\x10protocol_version\x18\x02 \x01(\x05R\x0fprotocolVersion\x12\x1d\n" +
@@ -3836,14 +3925,16 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\n" +
 	"max_credit\x18\f \x01(\x05R\tmaxCredit\x12)\n" +
 	"\x04held\x18\r \x03(\v2\x15.stepwell.v1.HeldTaskR\x04held\x12G\n" +
-	"\x13default_step_policy\x18\x0e \x01(\v2\x17.stepwell.v1.StepPolicyR\x11defaultStepPolicy\"\xbf\x01\n" +
+	"\x13default_step_policy\x18\x0e \x01(\v2\x17.stepwell.v1.StepPolicyR\x11defaultStepPolicy\x12\x1f\n" +
+	"\vdatabase_id\x18\x0f \x01(\tR\n" +
+	"databaseId\"\xbf\x01\n" +
 	"\x04Task\x121\n" +
 	"\ahandler\x18\x01 \x01(\v2\x17.stepwell.v1.HandlerRefR\ahandler\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12/\n" +
 	"\x06reason\x18\x03 \x01(\x0e2\x17.stepwell.v1.TaskReasonR\x06reason\x128\n" +
 	"\bworkflow\x18\n" +
 	" \x01(\v2\x1a.stepwell.v1.WorkflowInputH\x00R\bworkflowB\a\n" +
-	"\x05input\"\xf3\x02\n" +
+	"\x05input\"\xf7\x02\n" +
 	"\rWorkflowInput\x12\x1d\n" +
 	"\n" +
 	"run_number\x18\x01 \x01(\x05R\trunNumber\x12,\n" +
@@ -3854,8 +3945,8 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x06cached\x18\x05 \x01(\bR\x06cached\x12%\n" +
 	"\x0eknown_revision\x18\x06 \x01(\x03R\rknownRevision\x12,\n" +
 	"\x05steps\x18\a \x03(\v2\x16.stepwell.v1.StepStateR\x05steps\x12\x12\n" +
-	"\x04more\x18\b \x01(\bR\x04more\x12 \n" +
-	"\vinterrupted\x18\t \x01(\bR\vinterrupted\x12\x1b\n" +
+	"\x04more\x18\b \x01(\bR\x04more\x12$\n" +
+	"\rinterruptions\x18\t \x01(\x05R\rinterruptions\x12\x1b\n" +
 	"\tmax_steps\x18\n" +
 	" \x01(\x05R\bmaxSteps\"M\n" +
 	"\tTaskState\x12,\n" +
@@ -3889,10 +3980,11 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x04step\x18\x01 \x01(\tR\x04step\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\">\n" +
 	"\x05Drain\x125\n" +
-	"\bdeadline\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"W\n" +
+	"\bdeadline\x18\x01 \x01(\v2\x19.google.protobuf.DurationR\bdeadline\"\x82\x01\n" +
 	"\x0fServerHeartbeat\x12,\n" +
 	"\x03now\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\x12\x16\n" +
-	"\x06credit\x18\x02 \x01(\x05R\x06credit*F\n" +
+	"\x06credit\x18\x02 \x01(\x05R\x06credit\x12)\n" +
+	"\x10heartbeat_number\x18\x03 \x01(\x03R\x0fheartbeatNumber*F\n" +
 	"\vHandlerKind\x12\x1c\n" +
 	"\x18HANDLER_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15HANDLER_KIND_WORKFLOW\x10\x01*\x9d\x01\n" +
@@ -3935,7 +4027,7 @@ func file_stepwell_v1_workers_proto_rawDescGZIP() []byte {
 }
 
 var file_stepwell_v1_workers_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_stepwell_v1_workers_proto_msgTypes = make([]protoimpl.MessageInfo, 46)
+var file_stepwell_v1_workers_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
 var file_stepwell_v1_workers_proto_goTypes = []any{
 	(HandlerKind)(0),                 // 0: stepwell.v1.HandlerKind
 	(TaskReason)(0),                  // 1: stepwell.v1.TaskReason
@@ -3973,49 +4065,50 @@ var file_stepwell_v1_workers_proto_goTypes = []any{
 	(*Suspend)(nil),                  // 33: stepwell.v1.Suspend
 	(*Finish)(nil),                   // 34: stepwell.v1.Finish
 	(*Heartbeat)(nil),                // 35: stepwell.v1.Heartbeat
-	(*NeedState)(nil),                // 36: stepwell.v1.NeedState
-	(*Goodbye)(nil),                  // 37: stepwell.v1.Goodbye
-	(*Welcome)(nil),                  // 38: stepwell.v1.Welcome
-	(*Task)(nil),                     // 39: stepwell.v1.Task
-	(*WorkflowInput)(nil),            // 40: stepwell.v1.WorkflowInput
-	(*TaskState)(nil),                // 41: stepwell.v1.TaskState
-	(*StepState)(nil),                // 42: stepwell.v1.StepState
-	(*Ack)(nil),                      // 43: stepwell.v1.Ack
-	(*Stale)(nil),                    // 44: stepwell.v1.Stale
-	(*Resolved)(nil),                 // 45: stepwell.v1.Resolved
-	(*Cancel)(nil),                   // 46: stepwell.v1.Cancel
-	(*Drain)(nil),                    // 47: stepwell.v1.Drain
-	(*ServerHeartbeat)(nil),          // 48: stepwell.v1.ServerHeartbeat
-	(*durationpb.Duration)(nil),      // 49: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 50: google.protobuf.Timestamp
-	(*ItemError)(nil),                // 51: stepwell.v1.ItemError
-	(*RetryPolicy)(nil),              // 52: stepwell.v1.RetryPolicy
-	(*Payload)(nil),                  // 53: stepwell.v1.Payload
-	(*Failure)(nil),                  // 54: stepwell.v1.Failure
-	(*Limits)(nil),                   // 55: stepwell.v1.Limits
-	(StepType)(0),                    // 56: stepwell.v1.StepType
-	(StepStatus)(0),                  // 57: stepwell.v1.StepStatus
-	(ErrorReason)(0),                 // 58: stepwell.v1.ErrorReason
+	(*BeginSteps)(nil),               // 36: stepwell.v1.BeginSteps
+	(*NeedState)(nil),                // 37: stepwell.v1.NeedState
+	(*Goodbye)(nil),                  // 38: stepwell.v1.Goodbye
+	(*Welcome)(nil),                  // 39: stepwell.v1.Welcome
+	(*Task)(nil),                     // 40: stepwell.v1.Task
+	(*WorkflowInput)(nil),            // 41: stepwell.v1.WorkflowInput
+	(*TaskState)(nil),                // 42: stepwell.v1.TaskState
+	(*StepState)(nil),                // 43: stepwell.v1.StepState
+	(*Ack)(nil),                      // 44: stepwell.v1.Ack
+	(*Stale)(nil),                    // 45: stepwell.v1.Stale
+	(*Resolved)(nil),                 // 46: stepwell.v1.Resolved
+	(*Cancel)(nil),                   // 47: stepwell.v1.Cancel
+	(*Drain)(nil),                    // 48: stepwell.v1.Drain
+	(*ServerHeartbeat)(nil),          // 49: stepwell.v1.ServerHeartbeat
+	(*durationpb.Duration)(nil),      // 50: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 51: google.protobuf.Timestamp
+	(*ItemError)(nil),                // 52: stepwell.v1.ItemError
+	(*RetryPolicy)(nil),              // 53: stepwell.v1.RetryPolicy
+	(*Payload)(nil),                  // 54: stepwell.v1.Payload
+	(*Failure)(nil),                  // 55: stepwell.v1.Failure
+	(*Limits)(nil),                   // 56: stepwell.v1.Limits
+	(StepType)(0),                    // 57: stepwell.v1.StepType
+	(StepStatus)(0),                  // 58: stepwell.v1.StepStatus
+	(ErrorReason)(0),                 // 59: stepwell.v1.ErrorReason
 }
 var file_stepwell_v1_workers_proto_depIdxs = []int32{
 	18, // 0: stepwell.v1.ConnectRequest.frames:type_name -> stepwell.v1.WorkerFrame
 	19, // 1: stepwell.v1.ConnectResponse.frames:type_name -> stepwell.v1.ServerFrame
 	20, // 2: stepwell.v1.RegisterHandlersRequest.hello:type_name -> stepwell.v1.Hello
-	38, // 3: stepwell.v1.RegisterHandlersResponse.welcome:type_name -> stepwell.v1.Welcome
-	49, // 4: stepwell.v1.ClaimTasksRequest.wait:type_name -> google.protobuf.Duration
+	39, // 3: stepwell.v1.RegisterHandlersResponse.welcome:type_name -> stepwell.v1.Welcome
+	50, // 4: stepwell.v1.ClaimTasksRequest.wait:type_name -> google.protobuf.Duration
 	23, // 5: stepwell.v1.ClaimTasksRequest.handlers:type_name -> stepwell.v1.HandlerRef
-	39, // 6: stepwell.v1.ClaimTasksResponse.tasks:type_name -> stepwell.v1.Task
+	40, // 6: stepwell.v1.ClaimTasksResponse.tasks:type_name -> stepwell.v1.Task
 	24, // 7: stepwell.v1.RenewTasksRequest.tasks:type_name -> stepwell.v1.HeldTask
 	11, // 8: stepwell.v1.RenewTasksResponse.results:type_name -> stepwell.v1.RenewTasksResult
 	2,  // 9: stepwell.v1.RenewTasksResult.stop:type_name -> stepwell.v1.Stop
 	18, // 10: stepwell.v1.CommitTaskRequest.frames:type_name -> stepwell.v1.WorkerFrame
 	19, // 11: stepwell.v1.CommitTaskResponse.frames:type_name -> stepwell.v1.ServerFrame
 	16, // 12: stepwell.v1.ListWorkersResponse.workers:type_name -> stepwell.v1.Worker
-	50, // 13: stepwell.v1.Worker.connected_at:type_name -> google.protobuf.Timestamp
+	51, // 13: stepwell.v1.Worker.connected_at:type_name -> google.protobuf.Timestamp
 	23, // 14: stepwell.v1.Worker.handlers:type_name -> stepwell.v1.HandlerRef
 	17, // 15: stepwell.v1.Worker.tasks:type_name -> stepwell.v1.RunningTask
 	23, // 16: stepwell.v1.RunningTask.handler:type_name -> stepwell.v1.HandlerRef
-	50, // 17: stepwell.v1.RunningTask.claimed_at:type_name -> google.protobuf.Timestamp
+	51, // 17: stepwell.v1.RunningTask.claimed_at:type_name -> google.protobuf.Timestamp
 	27, // 18: stepwell.v1.WorkerFrame.opens:type_name -> stepwell.v1.OpenStep
 	20, // 19: stepwell.v1.WorkerFrame.hello:type_name -> stepwell.v1.Hello
 	25, // 20: stepwell.v1.WorkerFrame.credit:type_name -> stepwell.v1.Credit
@@ -4026,83 +4119,84 @@ var file_stepwell_v1_workers_proto_depIdxs = []int32{
 	33, // 25: stepwell.v1.WorkerFrame.suspend:type_name -> stepwell.v1.Suspend
 	34, // 26: stepwell.v1.WorkerFrame.finish:type_name -> stepwell.v1.Finish
 	35, // 27: stepwell.v1.WorkerFrame.heartbeat:type_name -> stepwell.v1.Heartbeat
-	36, // 28: stepwell.v1.WorkerFrame.need_state:type_name -> stepwell.v1.NeedState
-	37, // 29: stepwell.v1.WorkerFrame.goodbye:type_name -> stepwell.v1.Goodbye
-	38, // 30: stepwell.v1.ServerFrame.welcome:type_name -> stepwell.v1.Welcome
-	39, // 31: stepwell.v1.ServerFrame.task:type_name -> stepwell.v1.Task
-	41, // 32: stepwell.v1.ServerFrame.task_state:type_name -> stepwell.v1.TaskState
-	43, // 33: stepwell.v1.ServerFrame.ack:type_name -> stepwell.v1.Ack
-	44, // 34: stepwell.v1.ServerFrame.stale:type_name -> stepwell.v1.Stale
-	45, // 35: stepwell.v1.ServerFrame.resolved:type_name -> stepwell.v1.Resolved
-	46, // 36: stepwell.v1.ServerFrame.cancel:type_name -> stepwell.v1.Cancel
-	47, // 37: stepwell.v1.ServerFrame.drain:type_name -> stepwell.v1.Drain
-	48, // 38: stepwell.v1.ServerFrame.heartbeat:type_name -> stepwell.v1.ServerHeartbeat
-	51, // 39: stepwell.v1.ServerFrame.refused:type_name -> stepwell.v1.ItemError
-	21, // 40: stepwell.v1.Hello.handlers:type_name -> stepwell.v1.Handler
-	24, // 41: stepwell.v1.Hello.held:type_name -> stepwell.v1.HeldTask
-	0,  // 42: stepwell.v1.Handler.kind:type_name -> stepwell.v1.HandlerKind
-	22, // 43: stepwell.v1.Handler.workflow:type_name -> stepwell.v1.WorkflowDefinition
-	0,  // 44: stepwell.v1.HandlerRef.kind:type_name -> stepwell.v1.HandlerKind
-	0,  // 45: stepwell.v1.Credit.kind:type_name -> stepwell.v1.HandlerKind
-	28, // 46: stepwell.v1.OpenStep.policy:type_name -> stepwell.v1.StepPolicy
-	52, // 47: stepwell.v1.StepPolicy.retry:type_name -> stepwell.v1.RetryPolicy
-	49, // 48: stepwell.v1.StepPolicy.timeout:type_name -> google.protobuf.Duration
-	53, // 49: stepwell.v1.StepDone.result:type_name -> stepwell.v1.Payload
-	28, // 50: stepwell.v1.StepDone.policy:type_name -> stepwell.v1.StepPolicy
-	54, // 51: stepwell.v1.StepFailed.failure:type_name -> stepwell.v1.Failure
-	28, // 52: stepwell.v1.StepFailed.policy:type_name -> stepwell.v1.StepPolicy
-	49, // 53: stepwell.v1.Wait.sleep:type_name -> google.protobuf.Duration
-	50, // 54: stepwell.v1.Wait.sleep_until:type_name -> google.protobuf.Timestamp
-	32, // 55: stepwell.v1.Wait.event:type_name -> stepwell.v1.EventWait
-	49, // 56: stepwell.v1.EventWait.timeout:type_name -> google.protobuf.Duration
-	53, // 57: stepwell.v1.Finish.output:type_name -> stepwell.v1.Payload
-	54, // 58: stepwell.v1.Finish.failure:type_name -> stepwell.v1.Failure
-	24, // 59: stepwell.v1.Heartbeat.held:type_name -> stepwell.v1.HeldTask
-	50, // 60: stepwell.v1.Welcome.now:type_name -> google.protobuf.Timestamp
-	55, // 61: stepwell.v1.Welcome.limits:type_name -> stepwell.v1.Limits
-	49, // 62: stepwell.v1.Welcome.lease:type_name -> google.protobuf.Duration
-	49, // 63: stepwell.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
-	49, // 64: stepwell.v1.Welcome.ack_window:type_name -> google.protobuf.Duration
-	49, // 65: stepwell.v1.Welcome.reconnect_grace:type_name -> google.protobuf.Duration
-	24, // 66: stepwell.v1.Welcome.held:type_name -> stepwell.v1.HeldTask
-	28, // 67: stepwell.v1.Welcome.default_step_policy:type_name -> stepwell.v1.StepPolicy
-	23, // 68: stepwell.v1.Task.handler:type_name -> stepwell.v1.HandlerRef
-	1,  // 69: stepwell.v1.Task.reason:type_name -> stepwell.v1.TaskReason
-	40, // 70: stepwell.v1.Task.workflow:type_name -> stepwell.v1.WorkflowInput
-	53, // 71: stepwell.v1.WorkflowInput.params:type_name -> stepwell.v1.Payload
-	50, // 72: stepwell.v1.WorkflowInput.created_at:type_name -> google.protobuf.Timestamp
-	42, // 73: stepwell.v1.WorkflowInput.steps:type_name -> stepwell.v1.StepState
-	42, // 74: stepwell.v1.TaskState.steps:type_name -> stepwell.v1.StepState
-	56, // 75: stepwell.v1.StepState.type:type_name -> stepwell.v1.StepType
-	57, // 76: stepwell.v1.StepState.status:type_name -> stepwell.v1.StepStatus
-	53, // 77: stepwell.v1.StepState.result:type_name -> stepwell.v1.Payload
-	54, // 78: stepwell.v1.StepState.failure:type_name -> stepwell.v1.Failure
-	50, // 79: stepwell.v1.StepState.wake_at:type_name -> google.protobuf.Timestamp
-	50, // 80: stepwell.v1.StepState.event_at:type_name -> google.protobuf.Timestamp
-	50, // 81: stepwell.v1.StepState.deadline_at:type_name -> google.protobuf.Timestamp
-	2,  // 82: stepwell.v1.Ack.stop:type_name -> stepwell.v1.Stop
-	50, // 83: stepwell.v1.Ack.wake_at:type_name -> google.protobuf.Timestamp
-	58, // 84: stepwell.v1.Stale.reason:type_name -> stepwell.v1.ErrorReason
-	42, // 85: stepwell.v1.Resolved.steps:type_name -> stepwell.v1.StepState
-	49, // 86: stepwell.v1.Drain.deadline:type_name -> google.protobuf.Duration
-	50, // 87: stepwell.v1.ServerHeartbeat.now:type_name -> google.protobuf.Timestamp
-	3,  // 88: stepwell.v1.WorkerService.Connect:input_type -> stepwell.v1.ConnectRequest
-	5,  // 89: stepwell.v1.WorkerService.RegisterHandlers:input_type -> stepwell.v1.RegisterHandlersRequest
-	7,  // 90: stepwell.v1.WorkerService.ClaimTasks:input_type -> stepwell.v1.ClaimTasksRequest
-	9,  // 91: stepwell.v1.WorkerService.RenewTasks:input_type -> stepwell.v1.RenewTasksRequest
-	12, // 92: stepwell.v1.WorkerService.CommitTask:input_type -> stepwell.v1.CommitTaskRequest
-	14, // 93: stepwell.v1.WorkerService.ListWorkers:input_type -> stepwell.v1.ListWorkersRequest
-	4,  // 94: stepwell.v1.WorkerService.Connect:output_type -> stepwell.v1.ConnectResponse
-	6,  // 95: stepwell.v1.WorkerService.RegisterHandlers:output_type -> stepwell.v1.RegisterHandlersResponse
-	8,  // 96: stepwell.v1.WorkerService.ClaimTasks:output_type -> stepwell.v1.ClaimTasksResponse
-	10, // 97: stepwell.v1.WorkerService.RenewTasks:output_type -> stepwell.v1.RenewTasksResponse
-	13, // 98: stepwell.v1.WorkerService.CommitTask:output_type -> stepwell.v1.CommitTaskResponse
-	15, // 99: stepwell.v1.WorkerService.ListWorkers:output_type -> stepwell.v1.ListWorkersResponse
-	94, // [94:100] is the sub-list for method output_type
-	88, // [88:94] is the sub-list for method input_type
-	88, // [88:88] is the sub-list for extension type_name
-	88, // [88:88] is the sub-list for extension extendee
-	0,  // [0:88] is the sub-list for field type_name
+	37, // 28: stepwell.v1.WorkerFrame.need_state:type_name -> stepwell.v1.NeedState
+	38, // 29: stepwell.v1.WorkerFrame.goodbye:type_name -> stepwell.v1.Goodbye
+	36, // 30: stepwell.v1.WorkerFrame.begin_steps:type_name -> stepwell.v1.BeginSteps
+	39, // 31: stepwell.v1.ServerFrame.welcome:type_name -> stepwell.v1.Welcome
+	40, // 32: stepwell.v1.ServerFrame.task:type_name -> stepwell.v1.Task
+	42, // 33: stepwell.v1.ServerFrame.task_state:type_name -> stepwell.v1.TaskState
+	44, // 34: stepwell.v1.ServerFrame.ack:type_name -> stepwell.v1.Ack
+	45, // 35: stepwell.v1.ServerFrame.stale:type_name -> stepwell.v1.Stale
+	46, // 36: stepwell.v1.ServerFrame.resolved:type_name -> stepwell.v1.Resolved
+	47, // 37: stepwell.v1.ServerFrame.cancel:type_name -> stepwell.v1.Cancel
+	48, // 38: stepwell.v1.ServerFrame.drain:type_name -> stepwell.v1.Drain
+	49, // 39: stepwell.v1.ServerFrame.heartbeat:type_name -> stepwell.v1.ServerHeartbeat
+	52, // 40: stepwell.v1.ServerFrame.refused:type_name -> stepwell.v1.ItemError
+	21, // 41: stepwell.v1.Hello.handlers:type_name -> stepwell.v1.Handler
+	24, // 42: stepwell.v1.Hello.held:type_name -> stepwell.v1.HeldTask
+	0,  // 43: stepwell.v1.Handler.kind:type_name -> stepwell.v1.HandlerKind
+	22, // 44: stepwell.v1.Handler.workflow:type_name -> stepwell.v1.WorkflowDefinition
+	0,  // 45: stepwell.v1.HandlerRef.kind:type_name -> stepwell.v1.HandlerKind
+	0,  // 46: stepwell.v1.Credit.kind:type_name -> stepwell.v1.HandlerKind
+	28, // 47: stepwell.v1.OpenStep.policy:type_name -> stepwell.v1.StepPolicy
+	53, // 48: stepwell.v1.StepPolicy.retry:type_name -> stepwell.v1.RetryPolicy
+	50, // 49: stepwell.v1.StepPolicy.timeout:type_name -> google.protobuf.Duration
+	54, // 50: stepwell.v1.StepDone.result:type_name -> stepwell.v1.Payload
+	28, // 51: stepwell.v1.StepDone.policy:type_name -> stepwell.v1.StepPolicy
+	55, // 52: stepwell.v1.StepFailed.failure:type_name -> stepwell.v1.Failure
+	28, // 53: stepwell.v1.StepFailed.policy:type_name -> stepwell.v1.StepPolicy
+	50, // 54: stepwell.v1.Wait.sleep:type_name -> google.protobuf.Duration
+	51, // 55: stepwell.v1.Wait.sleep_until:type_name -> google.protobuf.Timestamp
+	32, // 56: stepwell.v1.Wait.event:type_name -> stepwell.v1.EventWait
+	50, // 57: stepwell.v1.EventWait.timeout:type_name -> google.protobuf.Duration
+	54, // 58: stepwell.v1.Finish.output:type_name -> stepwell.v1.Payload
+	55, // 59: stepwell.v1.Finish.failure:type_name -> stepwell.v1.Failure
+	24, // 60: stepwell.v1.Heartbeat.held:type_name -> stepwell.v1.HeldTask
+	51, // 61: stepwell.v1.Welcome.now:type_name -> google.protobuf.Timestamp
+	56, // 62: stepwell.v1.Welcome.limits:type_name -> stepwell.v1.Limits
+	50, // 63: stepwell.v1.Welcome.lease:type_name -> google.protobuf.Duration
+	50, // 64: stepwell.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
+	50, // 65: stepwell.v1.Welcome.ack_window:type_name -> google.protobuf.Duration
+	50, // 66: stepwell.v1.Welcome.reconnect_grace:type_name -> google.protobuf.Duration
+	24, // 67: stepwell.v1.Welcome.held:type_name -> stepwell.v1.HeldTask
+	28, // 68: stepwell.v1.Welcome.default_step_policy:type_name -> stepwell.v1.StepPolicy
+	23, // 69: stepwell.v1.Task.handler:type_name -> stepwell.v1.HandlerRef
+	1,  // 70: stepwell.v1.Task.reason:type_name -> stepwell.v1.TaskReason
+	41, // 71: stepwell.v1.Task.workflow:type_name -> stepwell.v1.WorkflowInput
+	54, // 72: stepwell.v1.WorkflowInput.params:type_name -> stepwell.v1.Payload
+	51, // 73: stepwell.v1.WorkflowInput.created_at:type_name -> google.protobuf.Timestamp
+	43, // 74: stepwell.v1.WorkflowInput.steps:type_name -> stepwell.v1.StepState
+	43, // 75: stepwell.v1.TaskState.steps:type_name -> stepwell.v1.StepState
+	57, // 76: stepwell.v1.StepState.type:type_name -> stepwell.v1.StepType
+	58, // 77: stepwell.v1.StepState.status:type_name -> stepwell.v1.StepStatus
+	54, // 78: stepwell.v1.StepState.result:type_name -> stepwell.v1.Payload
+	55, // 79: stepwell.v1.StepState.failure:type_name -> stepwell.v1.Failure
+	51, // 80: stepwell.v1.StepState.wake_at:type_name -> google.protobuf.Timestamp
+	51, // 81: stepwell.v1.StepState.event_at:type_name -> google.protobuf.Timestamp
+	51, // 82: stepwell.v1.StepState.deadline_at:type_name -> google.protobuf.Timestamp
+	2,  // 83: stepwell.v1.Ack.stop:type_name -> stepwell.v1.Stop
+	51, // 84: stepwell.v1.Ack.wake_at:type_name -> google.protobuf.Timestamp
+	59, // 85: stepwell.v1.Stale.reason:type_name -> stepwell.v1.ErrorReason
+	43, // 86: stepwell.v1.Resolved.steps:type_name -> stepwell.v1.StepState
+	50, // 87: stepwell.v1.Drain.deadline:type_name -> google.protobuf.Duration
+	51, // 88: stepwell.v1.ServerHeartbeat.now:type_name -> google.protobuf.Timestamp
+	3,  // 89: stepwell.v1.WorkerService.Connect:input_type -> stepwell.v1.ConnectRequest
+	5,  // 90: stepwell.v1.WorkerService.RegisterHandlers:input_type -> stepwell.v1.RegisterHandlersRequest
+	7,  // 91: stepwell.v1.WorkerService.ClaimTasks:input_type -> stepwell.v1.ClaimTasksRequest
+	9,  // 92: stepwell.v1.WorkerService.RenewTasks:input_type -> stepwell.v1.RenewTasksRequest
+	12, // 93: stepwell.v1.WorkerService.CommitTask:input_type -> stepwell.v1.CommitTaskRequest
+	14, // 94: stepwell.v1.WorkerService.ListWorkers:input_type -> stepwell.v1.ListWorkersRequest
+	4,  // 95: stepwell.v1.WorkerService.Connect:output_type -> stepwell.v1.ConnectResponse
+	6,  // 96: stepwell.v1.WorkerService.RegisterHandlers:output_type -> stepwell.v1.RegisterHandlersResponse
+	8,  // 97: stepwell.v1.WorkerService.ClaimTasks:output_type -> stepwell.v1.ClaimTasksResponse
+	10, // 98: stepwell.v1.WorkerService.RenewTasks:output_type -> stepwell.v1.RenewTasksResponse
+	13, // 99: stepwell.v1.WorkerService.CommitTask:output_type -> stepwell.v1.CommitTaskResponse
+	15, // 100: stepwell.v1.WorkerService.ListWorkers:output_type -> stepwell.v1.ListWorkersResponse
+	95, // [95:101] is the sub-list for method output_type
+	89, // [89:95] is the sub-list for method input_type
+	89, // [89:89] is the sub-list for extension type_name
+	89, // [89:89] is the sub-list for extension extendee
+	0,  // [0:89] is the sub-list for field type_name
 }
 
 func init() { file_stepwell_v1_workers_proto_init() }
@@ -4126,6 +4220,7 @@ func file_stepwell_v1_workers_proto_init() {
 		(*WorkerFrame_Heartbeat)(nil),
 		(*WorkerFrame_NeedState)(nil),
 		(*WorkerFrame_Goodbye)(nil),
+		(*WorkerFrame_BeginSteps)(nil),
 	}
 	file_stepwell_v1_workers_proto_msgTypes[16].OneofWrappers = []any{
 		(*ServerFrame_Welcome)(nil),
@@ -4151,7 +4246,7 @@ func file_stepwell_v1_workers_proto_init() {
 		(*Finish_Output)(nil),
 		(*Finish_Failure)(nil),
 	}
-	file_stepwell_v1_workers_proto_msgTypes[36].OneofWrappers = []any{
+	file_stepwell_v1_workers_proto_msgTypes[37].OneofWrappers = []any{
 		(*Task_Workflow)(nil),
 	}
 	type x struct{}
@@ -4160,7 +4255,7 @@ func file_stepwell_v1_workers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepwell_v1_workers_proto_rawDesc), len(file_stepwell_v1_workers_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   46,
+			NumMessages:   47,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -55,10 +55,12 @@ type WorkerServiceClient interface {
 	// PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, DUPLICATE_HANDLER, SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
 	// STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
 	Connect(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConnectRequest, ConnectResponse], error)
-	// RegisterHandlers declares what a session without a stream can handle. Errors: as Connect's Hello. Idempotent.
+	// RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
+	// called for an hour. Errors: as Connect's Hello. Idempotent.
 	RegisterHandlers(ctx context.Context, in *RegisterHandlersRequest, opts ...grpc.CallOption) (*RegisterHandlersResponse, error)
 	// ClaimTasks leases due tasks to a session without a stream. Nothing due is an empty answer, not an error.
-	// Errors: SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with request_id.
+	// Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
+	// request_id.
 	ClaimTasks(ctx context.Context, in *ClaimTasksRequest, opts ...grpc.CallOption) (*ClaimTasksResponse, error)
 	// RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
 	// Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
@@ -168,10 +170,12 @@ type WorkerServiceServer interface {
 	// PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, DUPLICATE_HANDLER, SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
 	// STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
 	Connect(grpc.BidiStreamingServer[ConnectRequest, ConnectResponse]) error
-	// RegisterHandlers declares what a session without a stream can handle. Errors: as Connect's Hello. Idempotent.
+	// RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
+	// called for an hour. Errors: as Connect's Hello. Idempotent.
 	RegisterHandlers(context.Context, *RegisterHandlersRequest) (*RegisterHandlersResponse, error)
 	// ClaimTasks leases due tasks to a session without a stream. Nothing due is an empty answer, not an error.
-	// Errors: SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with request_id.
+	// Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
+	// request_id.
 	ClaimTasks(context.Context, *ClaimTasksRequest) (*ClaimTasksResponse, error)
 	// RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
 	// Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.

@@ -927,7 +927,7 @@ type isCreateInstancesResult_Result interface {
 }
 
 type CreateInstancesResult_Instance struct {
-	// It was created, or a repeated request_id found what it had created.
+	// It was created, or a repeated request_id found what it had created. In INSTANCE_VIEW_BASIC.
 	Instance *Instance `protobuf:"bytes,1,opt,name=instance,proto3,oneof"`
 }
 
@@ -2580,7 +2580,9 @@ type WatchInstancesResponse struct {
 	// Instances that changed, each in its newest state.
 	Changes []*InstanceChange `protobuf:"bytes,1,rep,name=changes,proto3" json:"changes,omitempty"`
 	// The database's clock when this was sent.
-	Now           *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=now,proto3" json:"now,omitempty"`
+	Now *timestamppb.Timestamp `protobuf:"bytes,2,opt,name=now,proto3" json:"now,omitempty"`
+	// True: the server is going away; connect again, to another replica if there is one.
+	Draining      bool `protobuf:"varint,3,opt,name=draining,proto3" json:"draining,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2627,6 +2629,13 @@ func (x *WatchInstancesResponse) GetNow() *timestamppb.Timestamp {
 		return x.Now
 	}
 	return nil
+}
+
+func (x *WatchInstancesResponse) GetDraining() bool {
+	if x != nil {
+		return x.Draining
+	}
+	return false
 }
 
 // InstanceChange is the newest state of one watched instance.
@@ -3535,10 +3544,11 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\vinstance_id\x18\x03 \x01(\tR\n" +
 	"instanceId\x12%\n" +
 	"\x0eknown_revision\x18\x04 \x01(\x03R\rknownRevision\x12#\n" +
-	"\rinclude_steps\x18\x05 \x01(\bR\fincludeSteps\"}\n" +
+	"\rinclude_steps\x18\x05 \x01(\bR\fincludeSteps\"\x99\x01\n" +
 	"\x16WatchInstancesResponse\x125\n" +
 	"\achanges\x18\x01 \x03(\v2\x1b.stepwell.v1.InstanceChangeR\achanges\x12,\n" +
-	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\"\xaf\x01\n" +
+	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\x12\x1a\n" +
+	"\bdraining\x18\x03 \x01(\bR\bdraining\"\xaf\x01\n" +
 	"\x0eInstanceChange\x123\n" +
 	"\binstance\x18\x01 \x01(\v2\x15.stepwell.v1.InstanceH\x00R\binstance\x125\n" +
 	"\arefusal\x18\x02 \x01(\v2\x19.stepwell.v1.WatchRefusalH\x00R\arefusal\x12'\n" +

@@ -36,6 +36,7 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     ("grpc.enable_retries", 1),
+    ("grpc.per_rpc_retry_buffer_size", MESSAGE_BYTES),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
 ]
 

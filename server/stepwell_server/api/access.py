@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
+from inspect import iscoroutinefunction
 from typing import Protocol
 
 
@@ -69,8 +70,10 @@ def load_policy(name: str) -> Policy:
     module, _, attribute = name.partition(":")
     try:
         policy: Policy = getattr(import_module(module), attribute)()
-    except (ImportError, AttributeError, ValueError) as error:
+    except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise PolicyNotFound(f"policy {name}: {error}") from None
+    if not iscoroutinefunction(getattr(policy, "authenticate", None)) or not callable(getattr(policy, "allows", None)):
+        raise PolicyNotFound(f"policy {name}: it needs `async def authenticate` and `def allows`")
     return policy
 
 
@@ -128,3 +131,6 @@ OPEN_METHODS = frozenset(
     {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/List", "/grpc.health.v1.Health/Watch"}
 )
 """What a caller needs no permission for."""
+
+QUIET_METHODS = OPEN_METHODS | {method for method in METHODS if method.startswith("/grpc.reflection.")}
+"""What tools call beside the call that counts: logged for debugging only."""

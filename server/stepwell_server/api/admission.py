@@ -13,8 +13,6 @@ from stepwell_server.domain.errors import ServerBusy, ShuttingDown, StreamLimit
 
 QUIET = 0.05
 """Seconds without a call, after which the door is taken to be closed."""
-LONGEST_UNREST = 2.0
-"""Seconds after which it is taken to be closed even if callers go on knocking."""
 
 
 class Admission:
@@ -44,19 +42,20 @@ class Admission:
         loop = asyncio.get_running_loop()
         self._last_call = began = loop.time()
         while (now := loop.time()) < began + limit:
-            calm = now - self._last_call >= QUIET or now - began >= LONGEST_UNREST
-            if calm and not self._unary:
+            if not self._unary and now - self._last_call >= QUIET:
                 return
             await asyncio.sleep(QUIET / 5)
 
     @contextmanager
     def _unary_place(self, call: Call) -> Iterator[None]:
-        if call.method not in OPEN_METHODS:
-            self._last_call = asyncio.get_running_loop().time()
-            if self._closed:
-                raise ShuttingDown("the server is going away; repeat the call", retry_after=1.0)
-            if self._unary >= self._unary_limit:
-                raise ServerBusy("too many calls at once", retry_after=0.1, limit=self._unary_limit)
+        if call.method in OPEN_METHODS:
+            yield
+            return
+        self._last_call = asyncio.get_running_loop().time()
+        if self._closed:
+            raise ShuttingDown("the server is going away; repeat the call", retry_after=1.0)
+        if self._unary >= self._unary_limit:
+            raise ServerBusy("too many calls at once", retry_after=0.1, limit=self._unary_limit)
         self._unary += 1
         try:
             yield
@@ -65,6 +64,11 @@ class Admission:
 
     @contextmanager
     def _stream_place(self, call: Call) -> Iterator[None]:
+        if call.method in OPEN_METHODS:
+            yield
+            return
+        if self._closed:
+            raise ShuttingDown("the server is going away; connect again", retry_after=1.0)
         name = call.principal.name
         if self._streams[name] >= self._streams_per_principal:
             limit = self._streams_per_principal

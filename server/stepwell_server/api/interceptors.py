@@ -18,7 +18,7 @@ from google.protobuf.message import DecodeError, Message
 from grpc import HandlerCallDetails, StatusCode, aio
 
 from stepwell_server.api import validate
-from stepwell_server.api.access import METHODS, OPEN_METHODS, Caller, Policy
+from stepwell_server.api.access import METHODS, OPEN_METHODS, QUIET_METHODS, Caller, Policy
 from stepwell_server.api.admission import Admission
 from stepwell_server.api.calls import Call, Context, current
 from stepwell_server.api.errors import DETAILS_KEY, code_of, to_status
@@ -100,17 +100,18 @@ class Pipeline(aio.ServerInterceptor):
 
     def _request(self, handler: Handler, raw: Any, call: Call) -> Any:
         if handler.request_streaming:
+            self._permit(call, "")  # again by the servicer, once the stream has named its namespace
             return _parsed_stream(handler, raw)
         message = _parsed(handler, raw)
-        self._permit(call, message)
+        self._permit(call, _namespace(message))
         return message
 
-    def _permit(self, call: Call, message: Message) -> None:
-        """Ask the policy, now that the namespace is known. Streams name theirs in their first message and ask there."""
+    def _permit(self, call: Call, namespace: str) -> None:
+        """Ask the policy. A method that is not in the table is denied to everybody."""
         if call.method in OPEN_METHODS:
             return
         category = METHODS.get(call.method)
-        if category is None or not self._policy.allows(call.principal, category, _namespace(message)):
+        if category is None or not self._policy.allows(call.principal, category, namespace):
             raise PermissionDenied("the caller may not do this here", category=category or "none")
 
 
@@ -134,9 +135,10 @@ async def _parsed_stream(handler: Handler, raw: AsyncIterator[bytes]) -> AsyncIt
 
 def _namespace(message: Message) -> str:
     """The namespace that a request is about; empty for one about the server."""
-    if "namespace" not in message.DESCRIPTOR.fields_by_name:
+    introduced: Any = getattr(message, "hello", message)
+    if "namespace" not in introduced.DESCRIPTOR.fields_by_name:
         return ""
-    return getattr(message, "namespace", "") or DEFAULT_NAMESPACE
+    return str(introduced.namespace) or DEFAULT_NAMESPACE
 
 
 def layers(policy: Policy, metrics: Metrics, admission: Admission, unary_deadline: float) -> list[Layer]:
@@ -156,7 +158,7 @@ def observed(metrics: Metrics) -> Layer:
         with structlog.contextvars.bound_contextvars(log_id=call.log_id):
             try:
                 yield
-            except asyncio.CancelledError:
+            except (asyncio.CancelledError, GeneratorExit):
                 call.code = StatusCode.CANCELLED
                 raise
             finally:
@@ -165,7 +167,7 @@ def observed(metrics: Metrics) -> Layer:
                 metrics.calls.labels(call.method, call.code.name).observe(seconds)
                 if call.code is StatusCode.INTERNAL:
                     metrics.internal_errors.inc()
-                write = log.debug if call.method in OPEN_METHODS else log.info
+                write = log.debug if call.method in QUIET_METHODS else log.info
                 write("call", method=call.method, code=call.code.name, ms=round(seconds * 1000, 1))
 
     return layer
@@ -185,7 +187,7 @@ async def translated(call: Call) -> AsyncIterator[None]:
         await _abort(call, MethodUnimplemented("this server does not have that method yet", method=call.method))
     except Exception:
         log.exception("call_failed", method=call.method)
-        await _abort(call, Internal("internal error; the server's log has it under this id", log_id=call.log_id))
+        await _abort(call, Internal(f"internal error; the server's log has it as {call.log_id}", log_id=call.log_id))
 
 
 def authenticated(policy: Policy) -> Layer:

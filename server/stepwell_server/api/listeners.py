@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,9 +75,13 @@ class Servicers:
     server: ServerServicer
 
 
-def build(pipeline: Pipeline, health: Health, servicers: Servicers, *, with_reflection: bool) -> aio.Server:
-    """The API's gRPC server with every service of the contract."""
-    server = _server(pipeline)
+def open_server(pipeline: Pipeline) -> aio.Server:
+    """A gRPC server without services. A pipeline belongs to one server: it remembers that server's methods."""
+    return aio.server(interceptors=[pipeline], options=OPTIONS, maximum_concurrent_rpcs=CONCURRENT_RPCS)
+
+
+def register_api(server: aio.Server, health: Health, servicers: Servicers, *, with_reflection: bool) -> None:
+    """Give the server every service of the contract."""
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
     namespaces_pb2_grpc.add_NamespaceServiceServicer_to_server(servicers.namespaces, server)
     clock_pb2_grpc.add_ClockServiceServicer_to_server(servicers.clock, server)
@@ -85,14 +90,21 @@ def build(pipeline: Pipeline, health: Health, servicers: Servicers, *, with_refl
         add(contract(), server)
     if with_reflection:
         reflection.enable_server_reflection(service_names(), server)
-    return server
 
 
-def build_health_only(pipeline: Pipeline, health: Health) -> aio.Server:
-    """A gRPC server that answers health and nothing else, for the ops listener."""
-    server = _server(pipeline)
+def register_health(server: aio.Server, health: Health) -> None:
+    """Give the server health and nothing else, for the ops listener."""
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
-    return server
+
+
+def check_free(host: str, port: int) -> None:
+    """Refuse an address that is taken."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from None
 
 
 def bind(server: aio.Server, host: str, port: int, tls: tuple[Path, Path] | None) -> str:
@@ -104,19 +116,16 @@ def bind(server: aio.Server, host: str, port: int, tls: tuple[Path, Path] | None
             bound = server.add_insecure_port(address)
         else:
             bound = server.add_secure_port(address, _reloading_credentials(*tls))
-    except RuntimeError as error:
-        raise CannotListen(f"cannot listen on {address}: {error}") from None
+    except RuntimeError:
+        why = "it is taken" if tls is None else "it is taken, or the certificate and key do not fit"
+        raise CannotListen(f"cannot listen on {address}: {why}") from None
     return f"{bracketed}:{bound}"
 
 
 def service_names() -> list[str]:
     """Every service, as reflection and the README's grpcurl session name them."""
-    ours = {method.split("/")[1] for method in METHODS}
-    return sorted(ours | {"grpc.health.v1.Health"})
-
-
-def _server(pipeline: Pipeline) -> aio.Server:
-    return aio.server(interceptors=[pipeline], options=OPTIONS, maximum_concurrent_rpcs=CONCURRENT_RPCS)
+    ours = {method.split("/")[1] for method in METHODS if method.startswith("/stepwell.")}
+    return sorted(ours | {"grpc.health.v1.Health", reflection.SERVICE_NAME})
 
 
 def _reloading_credentials(cert: Path, key: Path) -> grpc.ServerCredentials:
@@ -128,7 +137,8 @@ def _reloading_credentials(cert: Path, key: Path) -> grpc.ServerCredentials:
         state = (cert.stat().st_mtime_ns, key.stat().st_mtime_ns)
         if state == seen:
             return None
+        configuration = grpc.ssl_server_certificate_configuration([(key.read_bytes(), cert.read_bytes())])
         seen = state
-        return grpc.ssl_server_certificate_configuration([(key.read_bytes(), cert.read_bytes())])
+        return configuration
 
     return grpc.dynamic_ssl_server_credentials(read(), read, require_client_authentication=False)

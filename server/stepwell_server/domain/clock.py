@@ -4,8 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepwell_server.domain.errors import ClockMovesForwardOnly, ClockNotVirtual, TimestampOutOfRange
-from stepwell_server.domain.times import LATEST, Micros
+from stepwell_server.domain.errors import (
+    ClockMovesForwardOnly,
+    ClockNotVirtual,
+    DurationOutOfRange,
+    TimestampOutOfRange,
+)
+from stepwell_server.domain.times import DAY, LATEST, Micros
+
+LONGEST_ADVANCE = 36_500 * DAY
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +27,8 @@ class ClockReading:
         """Where the clock stands after it was moved: by a duration, or to an instant."""
         if not self.virtual:
             raise ClockNotVirtual("the clock of this server is real; start it with --virtual-clock to move it")
+        if by is not None and by > LONGEST_ADVANCE:
+            raise DurationOutOfRange("by must be at most 36,500 days", field="by")
         target = to if to is not None else self.now + (by or 0)
         if target < self.now:
             raise ClockMovesForwardOnly("the clock is past that instant already", field="to", now=self.now)

@@ -17,6 +17,7 @@ from stepwell_server.domain.times import DAY, MINUTE, Micros
 
 DEFAULT_NAMESPACE = "default"
 DESCRIPTION_LENGTH = 1024
+MOST_PATHS = 20
 SHORTEST_RETENTION = MINUTE
 LONGEST_RETENTION = 3650 * DAY
 
@@ -78,9 +79,9 @@ class NamespaceSpec:
 
     def updated(self, change: NamespaceSpec, mask: Iterable[str]) -> NamespaceSpec:
         """This one with the masked fields of `change`. A mask that names nothing, or something unknown, is refused."""
-        paths = list(mask)
-        if not paths:
-            raise UpdateMaskInvalid("update_mask names no field", field="update_mask", path="")
+        paths = list(dict.fromkeys(mask))
+        if not 0 < len(paths) <= MOST_PATHS:
+            raise UpdateMaskInvalid(f"update_mask must name 1 to {MOST_PATHS} fields", field="update_mask", path="")
         result = self
         for path in paths:
             result = _take(result, change, path)

@@ -105,7 +105,7 @@ class Task:
     frame_number: int
     stop: Stop
     wake_again: bool
-    interrupted: bool
+    interruptions: int
     acked: bool
     open_steps: str
     owner: Owner | None
@@ -143,7 +143,9 @@ class Task:
 
     def lapsed(self, now: Micros) -> Task:
         """Pending again because its holder was lost. What was open stays noted, for its attempts to be counted."""
-        return replace(self.given_back(), run_at=now, reason=Reason.TAKEOVER, interrupted=self.acked)
+        return replace(
+            self.given_back(), run_at=now, reason=Reason.TAKEOVER, interruptions=self.interruptions + self.acked
+        )
 
     def released(self, now: Micros, run_at: Micros, reason: Reason, priority: int) -> Task:
         """Waiting for its next time; due at once if something came while it was held, parked if it is to pause."""
@@ -153,7 +155,7 @@ class Task:
             reason=reason,
             priority=priority,
             wake_again=False,
-            interrupted=False,
+            interruptions=0,
             open_steps="",
         )
         return waiting.parked() if self.stop is Stop.PAUSE else waiting
@@ -161,7 +163,7 @@ class Task:
     def advanced(self, frame_number: int, open_steps: str) -> Task:
         """One frame further: its number is remembered, and the revision tells images in memory apart."""
         return replace(
-            self, frame_number=frame_number, revision=self.revision + 1, open_steps=open_steps, interrupted=False
+            self, frame_number=frame_number, revision=self.revision + 1, open_steps=open_steps, interruptions=0
         )
 
     # ---- from outside
@@ -209,9 +211,7 @@ class Task:
 
     def seized(self, fence: int) -> Task:
         """Taken from whoever holds it, at once: what the old holder still sends is stale."""
-        return replace(
-            self.given_back(), fence=fence, stop=Stop.NONE, wake_again=False, open_steps="", interrupted=False
-        )
+        return replace(self.given_back(), fence=fence, stop=Stop.NONE, wake_again=False, open_steps="", interruptions=0)
 
 
 def judge(task: Task | None, held: Held, frame_number: int = 0) -> Verdict:

@@ -29,11 +29,14 @@ class Namespaces:
 
     async def create(self, spec: NamespaceSpec, request: Request) -> Namespace:
         """Add a namespace. One of that name that exists already is refused."""
-        spec.check(self.limits)
-        key = request.key(spec.name)
+        key = request.key("")
+
+        def insert(tx: Tx) -> Namespace:
+            spec.check(self.limits)  # after a repetition was answered: limits may have changed since
+            return _insert(tx, spec)
 
         def work(tx: Tx) -> Namespace:
-            return requests.once(tx, key, lambda: _insert(tx, spec), dump=asdict, load=_load)
+            return requests.once(tx, key, lambda: insert(tx), dump=asdict, load=_load)
 
         return await self.db.run_tx(work)
 
@@ -49,7 +52,7 @@ class Namespaces:
     async def update(self, change: NamespaceSpec, mask: Sequence[str], request: Request) -> Namespace:
         """Take the masked fields of `change` over into the namespace of that name."""
         check_name(change.name)
-        key = request.key(change.name)
+        key = request.key("")
 
         def apply(tx: Tx) -> Namespace:
             current = store.lock(tx, change.name)

@@ -18,6 +18,6 @@ class Request:
     body: bytes
 
     def key(self, namespace: str) -> RequestKey:
-        """What its reply is stored under. A malformed request_id is refused."""
+        """What its reply is stored under: empty for calls about the server. A malformed request_id is refused."""
         check_request_id(self.request_id)
         return RequestKey(namespace, self.principal, self.method, self.request_id, self.body)

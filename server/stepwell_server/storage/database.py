@@ -12,12 +12,12 @@ import random
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import structlog
 from sqlalchemy import Connection
 
-from stepwell_server.domain.errors import Conflict, DatabaseUnavailable
+from stepwell_server.domain.errors import Conflict, DatabaseUnavailable, ServerBusy, StepwellError
 from stepwell_server.storage.failpoints import AFTER_COMMIT, BEFORE_COMMIT, Failpoints
 
 T = TypeVar("T")
@@ -25,6 +25,8 @@ Tx: TypeAlias = Connection
 Work: TypeAlias = Callable[[Tx], T]
 
 MOST_ATTEMPTS = 5
+MOST_RUNNING = 1000
+"""Transactions that run or wait for a connection. Callers may go; what they asked for stays until it ends."""
 SHORTEST_BACKOFF = 0.005
 LONGEST_BACKOFF = 0.1
 
@@ -36,6 +38,8 @@ class Fault(Enum):
 
     CONFLICT = auto()  # lost against another transaction; rolled back whole, so it can be run again
     DISCONNECTED = auto()  # the database went away; run again only if it cannot have committed
+    TIMEOUT = auto()  # the database is there and took too long, or its disk refuses; trying again makes it worse
+    BUSY = auto()  # all connections are in use
     BUG = auto()  # ours: nothing to retry
 
 
@@ -92,6 +96,8 @@ class Database:
         Shielded: a caller that is cancelled stops waiting, while the transaction ends whole. The function may run
         several times, so it must not change anything but the database.
         """
+        if len(self._running) >= MOST_RUNNING:
+            raise ServerBusy("too many transactions at once", retry_after=0.5)
         task = asyncio.create_task(self._run(work, options))
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -114,7 +120,7 @@ class Database:
                 result = await self._backend.attempt(self._watched(work, options), options)
             except Exception as error:
                 if attempt >= options.attempts or not self._worth_another(error, options):
-                    raise self._verdict(error) from error
+                    self._raise(error)
                 log.debug("transaction_retried", label=options.label, attempt=attempt, error=type(error).__name__)
                 await asyncio.sleep(_backoff(attempt))
                 attempt += 1
@@ -135,7 +141,7 @@ class Database:
         try:
             result = await attempt
         except Exception as error:
-            raise self._verdict(error) from error
+            self._raise(error)
         self.reachable = True
         return result
 
@@ -144,23 +150,27 @@ class Database:
             return options.read_only
         return self._backend.classify(error) in (Fault.CONFLICT, Fault.DISCONNECTED)
 
-    def _verdict(self, error: Exception) -> Exception:
-        if isinstance(error, CommitUnknown):
-            self.reachable = False
-            return DatabaseUnavailable("the database went away during the commit; repeat the call", retry_after=1.0)
-        match self._backend.classify(error):
+    def _raise(self, error: Exception) -> NoReturn:
+        """Raise what the caller is to know of the error: a refusal, or the error itself if it is our bug."""
+        fault = Fault.DISCONNECTED if isinstance(error, CommitUnknown) else self._backend.classify(error)
+        match fault:
             case Fault.CONFLICT:
-                return Conflict("the transaction lost against others too often")
+                raise Conflict("the transaction lost against others too often") from error
             case Fault.DISCONNECTED:
                 self.reachable = False
-                return DatabaseUnavailable("the database does not answer; repeat the call", retry_after=1.0)
+                raise DatabaseUnavailable("the database does not answer; repeat the call", retry_after=1.0) from error
+            case Fault.TIMEOUT:
+                raise DatabaseUnavailable("the database took too long; repeat the call", retry_after=1.0) from error
+            case Fault.BUSY:
+                raise ServerBusy("all database connections are in use", retry_after=0.5) from error
             case Fault.BUG:
-                return error
+                raise error
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)
-        if not task.cancelled():
-            task.exception()  # an abandoned caller must not leave "exception was never retrieved" behind
+        error = None if task.cancelled() else task.exception()
+        if error is not None and not isinstance(error, StepwellError):
+            log.debug("transaction_failed", error=repr(error))  # its caller may have gone
 
 
 def _backoff(attempt: int) -> float:

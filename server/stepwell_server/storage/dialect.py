@@ -42,6 +42,18 @@ def lock_migrations(tx: Tx) -> None:
         tx.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": MIGRATION_LOCK})
 
 
+class WrongEncoding(Exception):
+    """The database cannot hold every text."""
+
+
+def check_encoding(tx: Tx) -> None:
+    """Refuse a PostgreSQL database that is not UTF-8."""
+    if product(tx) == "postgresql":
+        encoding = tx.execute(text("SHOW server_encoding")).scalar_one()
+        if encoding != "UTF8":
+            raise WrongEncoding(f"its encoding is {encoding}, and it must be UTF8")
+
+
 def draw_fences(tx: Tx, count: int) -> list[int]:
     """Fences that were never issued before and never will be again. A rollback loses some on PostgreSQL; so what."""
     if product(tx) == "postgresql":

@@ -45,14 +45,16 @@ _SESSION = {
 }
 
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
-_OUTAGES = frozenset({"57P01", "57P02", "57P03", "53300", "25006"})
+_OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03"})
+_TIMEOUTS = frozenset({"57014", "53100", "53200", "58030"})
+"""Cancelled by a time limit, or out of disk, memory or luck with I/O."""
 
 
 class PostgresqlBackend:
     """A pool of connections for everything, and fresh ones for migrations."""
 
     def __init__(self, url: URL) -> None:
-        self._url = url.set(drivername="postgresql+asyncpg")
+        self._url = _for_asyncpg(url)
         self._pool = _pool(self._url, POOL_SIZE)
         self._reserved = _pool(self._url, RESERVED_POOL_SIZE)
 
@@ -60,6 +62,8 @@ class PostgresqlBackend:
         """Run the function in one transaction; its statements are awaited underneath."""
         pool = self._reserved if options.reserved else self._pool
         async with pool.connect() as connection:
+            if options.read_only:
+                await connection.execution_options(postgresql_readonly=True)
             return await _in_transaction(connection, work)
 
     async def attempt_unhurried(self, work: Work[T]) -> T:
@@ -70,23 +74,33 @@ class PostgresqlBackend:
 
     def classify(self, error: BaseException) -> Fault:
         """Tell conflicts and outages from bugs, by SQLSTATE where there is one."""
+        if isinstance(error, PoolTimeout):
+            return Fault.BUSY
         original = error.orig if isinstance(error, DBAPIError) else error
+        driver = getattr(original, "__cause__", None) or original
         state = _sqlstate(original)
-        if state in _CONFLICTS:
+        if state in _CONFLICTS or isinstance(driver, asyncpg.InvalidCachedStatementError):
             return Fault.CONFLICT
+        if state in _TIMEOUTS:
+            return Fault.TIMEOUT
         if state in _OUTAGES or state.startswith("08"):
             return Fault.DISCONNECTED
-        if isinstance(error, OSError | PoolTimeout) or isinstance(original, OSError | TimeoutError):
-            return Fault.DISCONNECTED
-        # A connection that died in the middle of a message has no SQLSTATE.
-        if isinstance(error, InterfaceError) or isinstance(original, asyncpg.InternalClientError):
-            return Fault.DISCONNECTED
-        return Fault.BUG
+        # A connection that died in the middle of a message, or was never made, has no SQLSTATE.
+        lost = (OSError, TimeoutError, InterfaceError, asyncpg.InternalClientError, asyncpg.InterfaceError)
+        return Fault.DISCONNECTED if any(isinstance(one, lost) for one in (error, original, driver)) else Fault.BUG
 
     async def close(self) -> None:
         """Close every connection."""
         await self._pool.dispose()
         await self._reserved.dispose()
+
+
+def _for_asyncpg(url: URL) -> URL:
+    """The URL in the driver's words: it calls sslmode ssl, and the session has the application's name already."""
+    options = {key: value for key, value in url.query.items() if key not in ("sslmode", "application_name")}
+    if "sslmode" in url.query:
+        options["ssl"] = url.query["sslmode"]
+    return url.set(drivername="postgresql+asyncpg", query=options)
 
 
 async def _in_transaction(connection: AsyncConnection, work: Work[T]) -> T:
@@ -118,6 +132,7 @@ def _engine(url: URL, session: dict[str, str], command_timeout: float | None, **
     return create_async_engine(
         url,
         isolation_level="READ COMMITTED",
+        hide_parameters=True,  # errors are logged, and parameters are users' data
         connect_args={
             "timeout": CONNECT_TIMEOUT,
             "command_timeout": command_timeout,

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import delete, func, select, update
 
 from stepwell_server.domain.errors import IdempotencyKeyReused
 from stepwell_server.domain.times import DAY
@@ -58,6 +58,14 @@ def once(
     result = work()
     tx.execute(update(requests).where(*_same(key)).values(reply=json.dumps(dump(result))))
     return result
+
+
+def delete_expired(tx: Tx, limit: int) -> int:
+    """Delete up to `limit` replies that are no longer honoured, and say how many it were."""
+    old = select(requests.c.created_at).where(requests.c.created_at <= lease_now() - KEPT)
+    newest = old.order_by(requests.c.created_at).limit(limit).subquery()
+    last = select(func.max(newest.c.created_at)).scalar_subquery()
+    return tx.execute(delete(requests).where(requests.c.created_at <= last)).rowcount
 
 
 def _reserve(tx: Tx, key: RequestKey) -> bool:

@@ -95,7 +95,7 @@ tasks = Table(
     Column("frame_number", BigInteger, nullable=False),  # last frame applied under this fence
     Column("stop", Text, nullable=False),
     Column("wake_again", Boolean, nullable=False),  # something came while it was held
-    Column("interrupted", Boolean, nullable=False),  # its last holder was lost after it had begun
+    Column("interruptions", Integer, nullable=False),  # holders lost since its last frame, after they had begun
     Column("acked", Boolean, nullable=False),
     Column("open_steps", Text, nullable=False),
     Column("session_id", Text),

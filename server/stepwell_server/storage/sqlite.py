@@ -35,18 +35,21 @@ _UNAVAILABLE = (
 )
 
 
-class FileInUse(Exception):
-    """Another server has the file open."""
+class CannotOpen(Exception):
+    """The file cannot be had, or another server has it."""
 
 
 class SqliteBackend:
     """The embedded database. Writes share one thread and connection, reads have a few of their own."""
 
     def __init__(self, path: Path) -> None:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        path = path.resolve()  # one file has one lock, by whatever link it is reached
+        if not path.parent.is_dir():
+            raise CannotOpen(f"there is no folder {path.parent} for the database")
         self._guard = _lock_file(path)
         self._writer = _engine(path, StaticPool, "BEGIN IMMEDIATE")
         self._reader = _engine(path, QueuePool, "BEGIN", pool_size=READERS, max_overflow=0)
+        event.listen(self._reader, "connect", _forbid_writes)
         self._write_thread = ThreadPoolExecutor(1, thread_name_prefix="sqlite-writer")
         self._read_threads = ThreadPoolExecutor(READERS, thread_name_prefix="sqlite-reader")
 
@@ -62,10 +65,10 @@ class SqliteBackend:
         return await self.attempt(work, CALL)
 
     def classify(self, error: BaseException) -> Fault:
-        """Locked, full and broken disks are outages; all else is our bug. Conflicts do not exist here."""
+        """Locked, full and broken disks are waits that were too long; all else is our bug."""
         original = error.orig if isinstance(error, DBAPIError) else error
         if isinstance(original, sqlite3.OperationalError) and str(original).lower().startswith(_UNAVAILABLE):
-            return Fault.DISCONNECTED
+            return Fault.TIMEOUT
         return Fault.BUG
 
     async def close(self) -> None:
@@ -86,6 +89,7 @@ def _engine(path: Path, pool: type[StaticPool | QueuePool], begin: str, **option
     engine = create_engine(
         f"sqlite+pysqlite:///{path}",
         poolclass=pool,
+        hide_parameters=True,  # errors are logged, and parameters are users' data
         connect_args={"check_same_thread": False, "timeout": BUSY_TIMEOUT, "isolation_level": None},
         **options,
     )
@@ -101,6 +105,10 @@ def _configure(connection: sqlite3.Connection, _record: object) -> None:
     connection.create_function(REAL_CLOCK, 0, _real_clock)
 
 
+def _forbid_writes(connection: sqlite3.Connection, _record: object) -> None:
+    connection.execute("PRAGMA query_only = ON")
+
+
 def _real_clock() -> int:
     """The database's clock: this process is the database, so its wall clock is the one."""
     return time.time_ns() // 1000
@@ -108,12 +116,15 @@ def _real_clock() -> int:
 
 def _lock_file(path: Path) -> IO[bytes]:
     """Hold a lock beside the file for as long as the server runs; the system frees it when the process dies."""
-    guard = path.with_name(path.name + ".lock").open("ab")
+    try:
+        guard = path.with_name(path.name + ".lock").open("ab")
+    except OSError as error:
+        raise CannotOpen(f"cannot lock {path}: {error.strerror}") from None
     try:
         fcntl.flock(guard, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         guard.close()
-        raise FileInUse(
+        raise CannotOpen(
             f"{path} is in use by another server; SQLite serves one at a time (PostgreSQL serves many)"
         ) from None
     return guard

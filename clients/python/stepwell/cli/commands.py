@@ -16,6 +16,8 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.command("server", context_settings=server.PASS_ON, add_help_option=False)(server.server)
 app.command("migrate", context_settings=server.PASS_ON, add_help_option=False)(server.migrate)

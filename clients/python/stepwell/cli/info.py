@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
-from rich.console import Console
 
 from stepwell.cli import options
 from stepwell.v1 import server_pb2 as pb
@@ -26,11 +25,7 @@ def info(
     if as_json:
         options.print_json(answer)
         return
-    table = options.rows_table(f"Stepwell {answer.version} at {server}", "", "")
-    table.show_header = False
-    for name, value in _facts(answer):
-        table.add_row(name, value)
-    Console().print(table)
+    options.print_table(["", ""], _facts(answer), title=f"Stepwell {answer.version} at {server}")
 
 
 def _facts(answer: pb.GetServerInfoResponse) -> list[tuple[str, str]]:

@@ -8,7 +8,6 @@ from uuid import uuid4
 import typer
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
-from rich.console import Console
 
 from stepwell.cli import options
 from stepwell.v1 import namespaces_pb2 as pb
@@ -51,11 +50,7 @@ def list_(
     if as_json:
         options.print_json(pb.ListNamespacesResponse(namespaces=found))
         return
-    table = options.rows_table("", "name", "keeps complete", "description", "created")
-    for one in found:
-        kept = _kept(one.retention.complete if one.retention.HasField("complete") else None)
-        table.add_row(one.name, kept, one.description, f"{one.created_at.ToDatetime():%Y-%m-%d %H:%M}")
-    Console().print(table)
+    options.print_table(["name", "keeps complete", "description", "created"], map(_row, found))
 
 
 async def _all(channel: aio.Channel) -> list[pb.Namespace]:
@@ -69,6 +64,11 @@ async def _all(channel: aio.Channel) -> list[pb.Namespace]:
         token = page.next_page_token
         if not token:
             return found
+
+
+def _row(one: pb.Namespace) -> list[str]:
+    kept = _kept(one.retention.complete if one.retention.HasField("complete") else None)
+    return [one.name, kept, one.description, f"{one.created_at.ToDatetime():%Y-%m-%d %H:%M}"]
 
 
 def _kept(duration: Duration | None) -> str:

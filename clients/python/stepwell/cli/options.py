@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, TypeVar
 
 import grpc
 import typer
 from google.protobuf.json_format import MessageToJson
 from google.protobuf.message import Message
 from grpc import aio
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from stepwell.channel import open_channel
 from stepwell.errors import CallFailed, failure_of
@@ -20,8 +23,20 @@ T = TypeVar("T")
 
 DEFAULT_SERVER = "127.0.0.1:7350"
 DEADLINE = 15.0
+WIDE = 1000
 
-Server = Annotated[str, typer.Option("--server", envvar="STEPWELL_SERVER", help="HOST:PORT of the server.")]
+
+def _address(value: str) -> str:
+    host, _, port = value.rpartition(":")
+    if not host or not port.isdecimal() or "//" in value.removeprefix("dns:///"):
+        raise typer.BadParameter("must be HOST:PORT, such as 127.0.0.1:7350")
+    return value
+
+
+Server = Annotated[
+    str,
+    typer.Option("--server", envvar="STEPWELL_SERVER", callback=_address, help="HOST:PORT of the server."),
+]
 TlsCa = Annotated[
     Path | None, typer.Option("--tls-ca", envvar="STEPWELL_TLS_CA", help="Use TLS, trusting this PEM file.")
 ]
@@ -39,7 +54,8 @@ def call(talk: Callable[[aio.Channel], Awaitable[T]], server: str, *, tls: bool,
             except aio.AioRpcError as error:
                 failure = failure_of(error)
                 if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
-                    raise CallFailed(failure.code, f"no server answers at {server}") from None
+                    why = failure.message.rpartition(": ")[2]
+                    raise CallFailed(failure.code, f"no server answers at {server}: {why}") from None
                 raise failure from None
 
     return asyncio.run(talking())
@@ -50,11 +66,17 @@ def print_json(message: Message) -> None:
     print(MessageToJson(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
 
 
-def rows_table(title: str, *columns: str) -> Any:
-    """An empty table in the style of every list that the command prints."""
-    from rich.table import Table
-
-    table = Table(title=title, title_justify="left", box=None, pad_edge=False, header_style="bold")
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
+    """Print rows in the style of every list of the command; cells are plain text, whatever they hold."""
+    show_header = any(columns)
+    table = Table(
+        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=show_header
+    )
     for column in columns:
         table.add_column(column)
-    return table
+    for row in rows:
+        table.add_row(*map(Text, row))
+    console = Console()
+    if not console.is_terminal:
+        console.width = WIDE  # a pipe has no edge to wrap at
+    console.print(table)

@@ -52,7 +52,9 @@ class GetClockResponse(_message.Message):
 
     @_builtins.property
     def lease_now(self) -> _timestamp_pb2.Timestamp:
-        """Real time by the database's own clock, the one of leases. Equal to "now" on a server with a real clock."""
+        """Real time by the database's own clock, the one of leases. On a server with a real clock it is "now", read a moment
+        later.
+        """
 
     def __init__(
         self,

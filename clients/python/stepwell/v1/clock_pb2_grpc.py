@@ -65,7 +65,8 @@ class ClockServiceServicer:
     def AdvanceClock(self, request, context):
         """AdvanceClock moves a virtual clock forward, stopping at every due time on the way until what is due there has been
         handed out and finished. Where work is still running when the call must answer, it answers with "arrived" false:
-        call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE.
+        call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE,
+        TIMESTAMP_OUT_OF_RANGE.
         Idempotent with request_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -41,7 +41,8 @@ class ClockServiceStub:
     AdvanceClock: _grpc.UnaryUnaryMultiCallable[_clock_pb2.AdvanceClockRequest, _clock_pb2.AdvanceClockResponse]
     """AdvanceClock moves a virtual clock forward, stopping at every due time on the way until what is due there has been
     handed out and finished. Where work is still running when the call must answer, it answers with "arrived" false:
-    call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE.
+    call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE,
+    TIMESTAMP_OUT_OF_RANGE.
     Idempotent with request_id.
     """
 
@@ -58,7 +59,8 @@ class ClockServiceAsyncStub(ClockServiceStub):
     AdvanceClock: _aio.UnaryUnaryMultiCallable[_clock_pb2.AdvanceClockRequest, _clock_pb2.AdvanceClockResponse]  # type: ignore[assignment]
     """AdvanceClock moves a virtual clock forward, stopping at every due time on the way until what is due there has been
     handed out and finished. Where work is still running when the call must answer, it answers with "arrived" false:
-    call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE.
+    call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE,
+    TIMESTAMP_OUT_OF_RANGE.
     Idempotent with request_id.
     """
 
@@ -84,7 +86,8 @@ class ClockServiceServicer(metaclass=_abc_1.ABCMeta):
     ) -> _typing.Union[_clock_pb2.AdvanceClockResponse, _abc.Awaitable[_clock_pb2.AdvanceClockResponse]]:
         """AdvanceClock moves a virtual clock forward, stopping at every due time on the way until what is due there has been
         handed out and finished. Where work is still running when the call must answer, it answers with "arrived" false:
-        call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE.
+        call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE,
+        TIMESTAMP_OUT_OF_RANGE.
         Idempotent with request_id.
         """
 

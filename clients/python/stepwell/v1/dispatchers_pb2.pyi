@@ -27,19 +27,23 @@ class WakeStreamRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Namespace. Default "default"."""
     @_builtins.property
     def filter(self) -> Global___WakeFilter:
-        """Which tasks count."""
+        """Which of its tasks count."""
 
     def __init__(
         self,
         *,
+        namespace: _builtins.str = ...,
         filter: Global___WakeFilter | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "namespace", b"namespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -85,19 +89,23 @@ class GetNextWakeRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Namespace. Default "default"."""
     @_builtins.property
     def filter(self) -> Global___WakeFilter:
-        """Which tasks count."""
+        """Which of its tasks count."""
 
     def __init__(
         self,
         *,
+        namespace: _builtins.str = ...,
         filter: Global___WakeFilter | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "namespace", b"namespace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -139,17 +147,20 @@ class ProcessRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    NAMESPACE_FIELD_NUMBER: _builtins.int
     FILTER_FIELD_NUMBER: _builtins.int
     MAX_TASKS_FIELD_NUMBER: _builtins.int
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
+    namespace: _builtins.str
+    """Namespace. Default "default"."""
     max_tasks: _builtins.int
     """Hand out at most this many. Default 100; from 1 to 1,000; above is treated as 1,000."""
     max_steps: _builtins.int
     """A run handed out by this call is suspended after this many steps and goes on in a later pass. 0: no limit."""
     @_builtins.property
     def filter(self) -> Global___WakeFilter:
-        """Which tasks to hand out."""
+        """Which of its tasks to hand out."""
 
     @_builtins.property
     def wait(self) -> _duration_pb2.Duration:
@@ -158,6 +169,7 @@ class ProcessRequest(_message.Message):
     def __init__(
         self,
         *,
+        namespace: _builtins.str = ...,
         filter: Global___WakeFilter | None = ...,
         max_tasks: _builtins.int = ...,
         max_steps: _builtins.int = ...,
@@ -165,7 +177,7 @@ class ProcessRequest(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "max_steps", b"max_steps", "max_tasks", b"max_tasks", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["filter", b"filter", "max_steps", b"max_steps", "max_tasks", b"max_tasks", "namespace", b"namespace", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -215,11 +227,8 @@ class WakeFilter(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    NAMESPACE_FIELD_NUMBER: _builtins.int
     KINDS_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
-    namespace: _builtins.str
-    """Namespace. Default "default"."""
     @_builtins.property
     def kinds(self) -> _containers.RepeatedScalarFieldContainer[_workers_pb2.HandlerKind.ValueType]:
         """Kinds of handlers. None: all."""
@@ -231,13 +240,12 @@ class WakeFilter(_message.Message):
     def __init__(
         self,
         *,
-        namespace: _builtins.str = ...,
         kinds: _abc.Iterable[_workers_pb2.HandlerKind.ValueType] | None = ...,
         names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kinds", b"kinds", "names", b"names", "namespace", b"namespace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["kinds", b"kinds", "names", b"names"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -252,8 +260,11 @@ class NextWake(_message.Message):
     WAKE_AT_FIELD_NUMBER: _builtins.int
     NUMBER_FIELD_NUMBER: _builtins.int
     UNSERVED_FIELD_NUMBER: _builtins.int
+    REPLICA_ID_FIELD_NUMBER: _builtins.int
     number: _builtins.int
     """Grows with every change that this replica has seen. Numbers of different replicas cannot be compared."""
+    replica_id: _builtins.str
+    """Replica whose number it is."""
     @_builtins.property
     def wake_at(self) -> _timestamp_pb2.Timestamp:
         """That time; not after "now" if something can be claimed already. Unset: nothing waits."""
@@ -268,10 +279,11 @@ class NextWake(_message.Message):
         wake_at: _timestamp_pb2.Timestamp | None = ...,
         number: _builtins.int = ...,
         unserved: _abc.Iterable[Global___Unserved] | None = ...,
+        replica_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["wake_at", b"wake_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "unserved", b"unserved", "wake_at", b"wake_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["number", b"number", "replica_id", b"replica_id", "unserved", b"unserved", "wake_at", b"wake_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

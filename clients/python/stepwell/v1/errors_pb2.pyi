@@ -57,9 +57,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_PAYLOAD_TOO_LARGE: _ErrorReason.ValueType  # 15
     """INVALID_ARGUMENT: a payload larger than the limit. Metadata: "field", "size", "limit" in bytes."""
     ERROR_REASON_PAYLOAD_TOO_DEEP: _ErrorReason.ValueType  # 16
-    """INVALID_ARGUMENT: JSON nested deeper than the limit, or messages nested deeper than protobuf allows.
-    Metadata: "field", "limit".
-    """
+    """INVALID_ARGUMENT: JSON nested deeper than the limit. Metadata: "field", "limit"."""
     ERROR_REASON_PAYLOAD_NOT_JSON: _ErrorReason.ValueType  # 17
     """INVALID_ARGUMENT: a "json" payload that is not strict JSON. Metadata: "field"."""
     ERROR_REASON_BATCH_TOO_LARGE: _ErrorReason.ValueType  # 18
@@ -71,7 +69,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_UPDATE_MASK_INVALID: _ErrorReason.ValueType  # 21
     """INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "path"."""
     ERROR_REASON_REQUEST_ID_INVALID: _ErrorReason.ValueType  # 22
-    """INVALID_ARGUMENT: a request_id longer than 36 characters or not printable ASCII."""
+    """INVALID_ARGUMENT: a request_id longer than 36 characters, or with anything but printable ASCII without
+    spaces.
+    """
     ERROR_REASON_IDEMPOTENCY_KEY_REUSED: _ErrorReason.ValueType  # 23
     """FAILED_PRECONDITION: the request_id was used for another call within 24 hours. Metadata: "request_id"."""
     ERROR_REASON_DATABASE_UNAVAILABLE: _ErrorReason.ValueType  # 30
@@ -146,6 +146,8 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """FAILED_PRECONDITION: the session is connected by stream and may not claim by unary call."""
     ERROR_REASON_INVALID_SESSION_ID: _ErrorReason.ValueType  # 99
     """INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits."""
+    ERROR_REASON_SESSION_NOT_REGISTERED: _ErrorReason.ValueType  # 101
+    """FAILED_PRECONDITION: the session has not registered its handlers, or its registration has been forgotten."""
     ERROR_REASON_DUPLICATE_HANDLER: _ErrorReason.ValueType  # 100
     """INVALID_ARGUMENT: the same handler twice in one registration. Metadata: "kind", "name"."""
     ERROR_REASON_STEP_TYPE_MISMATCH: _ErrorReason.ValueType  # 110
@@ -183,9 +185,7 @@ ERROR_REASON_TIMESTAMP_OUT_OF_RANGE: ErrorReason.ValueType  # 14
 ERROR_REASON_PAYLOAD_TOO_LARGE: ErrorReason.ValueType  # 15
 """INVALID_ARGUMENT: a payload larger than the limit. Metadata: "field", "size", "limit" in bytes."""
 ERROR_REASON_PAYLOAD_TOO_DEEP: ErrorReason.ValueType  # 16
-"""INVALID_ARGUMENT: JSON nested deeper than the limit, or messages nested deeper than protobuf allows.
-Metadata: "field", "limit".
-"""
+"""INVALID_ARGUMENT: JSON nested deeper than the limit. Metadata: "field", "limit"."""
 ERROR_REASON_PAYLOAD_NOT_JSON: ErrorReason.ValueType  # 17
 """INVALID_ARGUMENT: a "json" payload that is not strict JSON. Metadata: "field"."""
 ERROR_REASON_BATCH_TOO_LARGE: ErrorReason.ValueType  # 18
@@ -197,7 +197,9 @@ ERROR_REASON_PAGE_SIZE_INVALID: ErrorReason.ValueType  # 20
 ERROR_REASON_UPDATE_MASK_INVALID: ErrorReason.ValueType  # 21
 """INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "path"."""
 ERROR_REASON_REQUEST_ID_INVALID: ErrorReason.ValueType  # 22
-"""INVALID_ARGUMENT: a request_id longer than 36 characters or not printable ASCII."""
+"""INVALID_ARGUMENT: a request_id longer than 36 characters, or with anything but printable ASCII without
+spaces.
+"""
 ERROR_REASON_IDEMPOTENCY_KEY_REUSED: ErrorReason.ValueType  # 23
 """FAILED_PRECONDITION: the request_id was used for another call within 24 hours. Metadata: "request_id"."""
 ERROR_REASON_DATABASE_UNAVAILABLE: ErrorReason.ValueType  # 30
@@ -272,6 +274,8 @@ ERROR_REASON_SESSION_HAS_STREAM: ErrorReason.ValueType  # 98
 """FAILED_PRECONDITION: the session is connected by stream and may not claim by unary call."""
 ERROR_REASON_INVALID_SESSION_ID: ErrorReason.ValueType  # 99
 """INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits."""
+ERROR_REASON_SESSION_NOT_REGISTERED: ErrorReason.ValueType  # 101
+"""FAILED_PRECONDITION: the session has not registered its handlers, or its registration has been forgotten."""
 ERROR_REASON_DUPLICATE_HANDLER: ErrorReason.ValueType  # 100
 """INVALID_ARGUMENT: the same handler twice in one registration. Metadata: "kind", "name"."""
 ERROR_REASON_STEP_TYPE_MISMATCH: ErrorReason.ValueType  # 110

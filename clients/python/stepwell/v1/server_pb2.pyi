@@ -114,7 +114,7 @@ class GetServerInfoResponse(_message.Message):
     """Who turns due tasks into work on this replica."""
     @_builtins.property
     def started_at(self) -> _timestamp_pb2.Timestamp:
-        """When this process started serving."""
+        """When this process started serving, by real time also where the clock is virtual."""
 
     @_builtins.property
     def now(self) -> _timestamp_pb2.Timestamp:

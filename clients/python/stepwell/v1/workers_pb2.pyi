@@ -264,7 +264,9 @@ class ClaimTasksResponse(_message.Message):
     TASKS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Task]:
-        """The tasks, each with all its state: tasks that do not fit into one message are not claimed."""
+        """The tasks. One whose state does not fit into the message comes with "more" set: a CommitTask with NeedState brings the
+        rest, a page at a time.
+        """
 
     def __init__(
         self,
@@ -586,6 +588,7 @@ class WorkerFrame(_message.Message):
     HEARTBEAT_FIELD_NUMBER: _builtins.int
     NEED_STATE_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
+    BEGIN_STEPS_FIELD_NUMBER: _builtins.int
     task_id: _builtins.int
     """Task that the frame is about, as the Task frame named it. 0 for frames about the stream itself."""
     fence: _builtins.int
@@ -644,6 +647,10 @@ class WorkerFrame(_message.Message):
     def goodbye(self) -> Global___Goodbye:
         """The worker leaves and takes no more tasks."""
 
+    @_builtins.property
+    def begin_steps(self) -> Global___BeginSteps:
+        """Step bodies begin, and there is nothing else to say: see "opens"."""
+
     def __init__(
         self,
         *,
@@ -662,12 +669,13 @@ class WorkerFrame(_message.Message):
         heartbeat: Global___Heartbeat | None = ...,
         need_state: Global___NeedState | None = ...,
         goodbye: Global___Goodbye | None = ...,
+        begin_steps: Global___BeginSteps | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "credit", b"credit", "finish", b"finish", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "need_state", b"need_state", "step_done", b"step_done", "step_failed", b"step_failed", "suspend", b"suspend", "task_ack", b"task_ack", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_steps", b"begin_steps", "body", b"body", "credit", b"credit", "finish", b"finish", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "need_state", b"need_state", "step_done", b"step_done", "step_failed", b"step_failed", "suspend", b"suspend", "task_ack", b"task_ack", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["body", b"body", "credit", b"credit", "fence", b"fence", "finish", b"finish", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "need_state", b"need_state", "number", b"number", "opens", b"opens", "step_done", b"step_done", "step_failed", b"step_failed", "suspend", b"suspend", "task_ack", b"task_ack", "task_id", b"task_id", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_steps", b"begin_steps", "body", b"body", "credit", b"credit", "fence", b"fence", "finish", b"finish", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "need_state", b"need_state", "number", b"number", "opens", b"opens", "step_done", b"step_done", "step_failed", b"step_failed", "suspend", b"suspend", "task_ack", b"task_ack", "task_id", b"task_id", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "credit", "task_ack", "step_done", "step_failed", "wait", "suspend", "finish", "heartbeat", "need_state", "goodbye"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "credit", "task_ack", "step_done", "step_failed", "wait", "suspend", "finish", "heartbeat", "need_state", "goodbye", "begin_steps"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -736,7 +744,9 @@ class ServerFrame(_message.Message):
 
     @_builtins.property
     def refused(self) -> _errors_pb2.ItemError:
-        """The numbered frame was refused; the task is still held."""
+        """The numbered frame was refused and changed nothing; its number is used up, and the frames after it count as if
+        it had not been sent. The task is still held. For a frame without a number: Credit, answered with number 0.
+        """
 
     def __init__(
         self,
@@ -1245,11 +1255,16 @@ Global___Finish: _TypeAlias = Finish  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
-    """Heartbeat renews leases, each by its name: what is not listed is not renewed. Sent every Welcome.heartbeat_interval."""
+    """Heartbeat renews leases, each by its name: what is not listed is not renewed. Sent every Welcome.heartbeat_interval. A
+    ServerHeartbeat with the same number says that the renewals are durable; a lease that was lost is answered with Stale.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     HELD_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_NUMBER_FIELD_NUMBER: _builtins.int
+    heartbeat_number: _builtins.int
+    """Number of this heartbeat on this stream, from 1."""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldTask]:
         """Leases to renew."""
@@ -1258,14 +1273,32 @@ class Heartbeat(_message.Message):
         self,
         *,
         held: _abc.Iterable[Global___HeldTask] | None = ...,
+        heartbeat_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["held", b"held"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["heartbeat_number", b"heartbeat_number", "held", b"held"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___Heartbeat: _TypeAlias = Heartbeat  # noqa: Y015
+
+@_typing.final
+class BeginSteps(_message.Message):
+    """BeginSteps carries "opens" and nothing else: after a wake, when bodies begin without a result before them."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    def __init__(
+        self,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___BeginSteps: _TypeAlias = BeginSteps  # noqa: Y015
 
 @_typing.final
 class NeedState(_message.Message):
@@ -1321,6 +1354,7 @@ class Welcome(_message.Message):
     MAX_CREDIT_FIELD_NUMBER: _builtins.int
     HELD_FIELD_NUMBER: _builtins.int
     DEFAULT_STEP_POLICY_FIELD_NUMBER: _builtins.int
+    DATABASE_ID_FIELD_NUMBER: _builtins.int
     server_version: _builtins.str
     """Version of the server."""
     protocol_version: _builtins.int
@@ -1333,6 +1367,8 @@ class Welcome(_message.Message):
     """True if that clock is virtual."""
     max_credit: _builtins.int
     """Most tasks that credit can add up to, per kind."""
+    database_id: _builtins.str
+    """Id of the database. Another one than before: what the worker holds is of another world, and must be dropped."""
     @_builtins.property
     def now(self) -> _timestamp_pb2.Timestamp:
         """The database's clock."""
@@ -1382,10 +1418,11 @@ class Welcome(_message.Message):
         max_credit: _builtins.int = ...,
         held: _abc.Iterable[Global___HeldTask] | None = ...,
         default_step_policy: Global___StepPolicy | None = ...,
+        database_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["ack_window", b"ack_window", "default_step_policy", b"default_step_policy", "heartbeat_interval", b"heartbeat_interval", "lease", b"lease", "limits", b"limits", "now", b"now", "reconnect_grace", b"reconnect_grace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_window", b"ack_window", "connection", b"connection", "default_step_policy", b"default_step_policy", "heartbeat_interval", b"heartbeat_interval", "held", b"held", "lease", b"lease", "limits", b"limits", "max_credit", b"max_credit", "now", b"now", "protocol_version", b"protocol_version", "reconnect_grace", b"reconnect_grace", "replica_id", b"replica_id", "server_version", b"server_version", "virtual_clock", b"virtual_clock"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ack_window", b"ack_window", "connection", b"connection", "database_id", b"database_id", "default_step_policy", b"default_step_policy", "heartbeat_interval", b"heartbeat_interval", "held", b"held", "lease", b"lease", "limits", b"limits", "max_credit", b"max_credit", "now", b"now", "protocol_version", b"protocol_version", "reconnect_grace", b"reconnect_grace", "replica_id", b"replica_id", "server_version", b"server_version", "virtual_clock", b"virtual_clock"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1445,7 +1482,7 @@ class WorkflowInput(_message.Message):
     KNOWN_REVISION_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
     MORE_FIELD_NUMBER: _builtins.int
-    INTERRUPTED_FIELD_NUMBER: _builtins.int
+    INTERRUPTIONS_FIELD_NUMBER: _builtins.int
     MAX_STEPS_FIELD_NUMBER: _builtins.int
     run_number: _builtins.int
     """Number of the run, from 0."""
@@ -1457,9 +1494,9 @@ class WorkflowInput(_message.Message):
     """Revision that the worker is believed to have."""
     more: _builtins.bool
     """True: more steps follow in TaskState frames; begin when the last one is there."""
-    interrupted: _builtins.bool
-    """True: an earlier holder was lost with no body known to be open. The first bodies that begin count as their second
-    execution.
+    interruptions: _builtins.int
+    """Earlier holders that were lost after they had begun, with no body known to be open. The first bodies that begin have
+    had so many executions already.
     """
     max_steps: _builtins.int
     """Suspend after this many steps. 0: no limit."""
@@ -1486,12 +1523,12 @@ class WorkflowInput(_message.Message):
         known_revision: _builtins.int = ...,
         steps: _abc.Iterable[Global___StepState] | None = ...,
         more: _builtins.bool = ...,
-        interrupted: _builtins.bool = ...,
+        interruptions: _builtins.int = ...,
         max_steps: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "created_at", b"created_at", "interrupted", b"interrupted", "known_revision", b"known_revision", "max_steps", b"max_steps", "more", b"more", "params", b"params", "revision", b"revision", "run_number", b"run_number", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "created_at", b"created_at", "interruptions", b"interruptions", "known_revision", b"known_revision", "max_steps", b"max_steps", "more", b"more", "params", b"params", "revision", b"revision", "run_number", b"run_number", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1739,8 +1776,11 @@ class ServerHeartbeat(_message.Message):
 
     NOW_FIELD_NUMBER: _builtins.int
     CREDIT_FIELD_NUMBER: _builtins.int
+    HEARTBEAT_NUMBER_FIELD_NUMBER: _builtins.int
     credit: _builtins.int
     """How many tasks the worker may still be sent, per its credit."""
+    heartbeat_number: _builtins.int
+    """Newest Heartbeat of this stream whose renewals are durable. 0: none yet."""
     @_builtins.property
     def now(self) -> _timestamp_pb2.Timestamp:
         """The database's clock."""
@@ -1750,10 +1790,11 @@ class ServerHeartbeat(_message.Message):
         *,
         now: _timestamp_pb2.Timestamp | None = ...,
         credit: _builtins.int = ...,
+        heartbeat_number: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "now", b"now"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "heartbeat_number", b"heartbeat_number", "now", b"now"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

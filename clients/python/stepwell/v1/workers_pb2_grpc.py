@@ -113,7 +113,8 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RegisterHandlers(self, request, context):
-        """RegisterHandlers declares what a session without a stream can handle. Errors: as Connect's Hello. Idempotent.
+        """RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
+        called for an hour. Errors: as Connect's Hello. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -121,7 +122,8 @@ class WorkerServiceServicer:
 
     def ClaimTasks(self, request, context):
         """ClaimTasks leases due tasks to a session without a stream. Nothing due is an empty answer, not an error.
-        Errors: SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with request_id.
+        Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
+        request_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -56,10 +56,13 @@ class WorkerServiceStub:
     STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
     """
     RegisterHandlers: _grpc.UnaryUnaryMultiCallable[_workers_pb2.RegisterHandlersRequest, _workers_pb2.RegisterHandlersResponse]
-    """RegisterHandlers declares what a session without a stream can handle. Errors: as Connect's Hello. Idempotent."""
+    """RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
+    called for an hour. Errors: as Connect's Hello. Idempotent.
+    """
     ClaimTasks: _grpc.UnaryUnaryMultiCallable[_workers_pb2.ClaimTasksRequest, _workers_pb2.ClaimTasksResponse]
     """ClaimTasks leases due tasks to a session without a stream. Nothing due is an empty answer, not an error.
-    Errors: SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with request_id.
+    Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
+    request_id.
     """
     RenewTasks: _grpc.UnaryUnaryMultiCallable[_workers_pb2.RenewTasksRequest, _workers_pb2.RenewTasksResponse]
     """RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
@@ -102,10 +105,13 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
     """
     RegisterHandlers: _aio.UnaryUnaryMultiCallable[_workers_pb2.RegisterHandlersRequest, _workers_pb2.RegisterHandlersResponse]  # type: ignore[assignment]
-    """RegisterHandlers declares what a session without a stream can handle. Errors: as Connect's Hello. Idempotent."""
+    """RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
+    called for an hour. Errors: as Connect's Hello. Idempotent.
+    """
     ClaimTasks: _aio.UnaryUnaryMultiCallable[_workers_pb2.ClaimTasksRequest, _workers_pb2.ClaimTasksResponse]  # type: ignore[assignment]
     """ClaimTasks leases due tasks to a session without a stream. Nothing due is an empty answer, not an error.
-    Errors: SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with request_id.
+    Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
+    request_id.
     """
     RenewTasks: _aio.UnaryUnaryMultiCallable[_workers_pb2.RenewTasksRequest, _workers_pb2.RenewTasksResponse]  # type: ignore[assignment]
     """RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
@@ -157,7 +163,9 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workers_pb2.RegisterHandlersRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workers_pb2.RegisterHandlersResponse, _abc.Awaitable[_workers_pb2.RegisterHandlersResponse]]:
-        """RegisterHandlers declares what a session without a stream can handle. Errors: as Connect's Hello. Idempotent."""
+        """RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
+        called for an hour. Errors: as Connect's Hello. Idempotent.
+        """
 
     @_abc_1.abstractmethod
     def ClaimTasks(
@@ -166,7 +174,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_workers_pb2.ClaimTasksResponse, _abc.Awaitable[_workers_pb2.ClaimTasksResponse]]:
         """ClaimTasks leases due tasks to a session without a stream. Nothing due is an empty answer, not an error.
-        Errors: SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with request_id.
+        Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
+        request_id.
         """
 
     @_abc_1.abstractmethod

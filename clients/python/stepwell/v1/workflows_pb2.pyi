@@ -498,7 +498,7 @@ class CreateInstancesResult(_message.Message):
     """An instance of that id exists and on_existing was ON_EXISTING_SKIP: nothing was done. Always true."""
     @_builtins.property
     def instance(self) -> Global___Instance:
-        """It was created, or a repeated request_id found what it had created."""
+        """It was created, or a repeated request_id found what it had created. In INSTANCE_VIEW_BASIC."""
 
     @_builtins.property
     def error(self) -> _errors_pb2.ItemError:
@@ -1351,6 +1351,9 @@ class WatchInstancesResponse(_message.Message):
 
     CHANGES_FIELD_NUMBER: _builtins.int
     NOW_FIELD_NUMBER: _builtins.int
+    DRAINING_FIELD_NUMBER: _builtins.int
+    draining: _builtins.bool
+    """True: the server is going away; connect again, to another replica if there is one."""
     @_builtins.property
     def changes(self) -> _containers.RepeatedCompositeFieldContainer[Global___InstanceChange]:
         """Instances that changed, each in its newest state."""
@@ -1364,10 +1367,11 @@ class WatchInstancesResponse(_message.Message):
         *,
         changes: _abc.Iterable[Global___InstanceChange] | None = ...,
         now: _timestamp_pb2.Timestamp | None = ...,
+        draining: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "now", b"now"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["changes", b"changes", "draining", b"draining", "now", b"now"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -64,7 +64,8 @@ class Sweep:
         try:
             swept = await self.db.run_tx(self._sweep, _OPTIONS)
         except StepwellError as error:
-            log.warning("database_unreachable", reason=error.reason)
+            if was_reachable:
+                log.warning("database_unreachable", reason=error.reason, cause=repr(error.__cause__))
             return None
         if not was_reachable:
             log.info("database_reachable")

@@ -38,7 +38,7 @@ def upgrade() -> None:
         sa.Column("frame_number", sa.BigInteger(), nullable=False),
         sa.Column("stop", sa.Text(), nullable=False),
         sa.Column("wake_again", sa.Boolean(), nullable=False),
-        sa.Column("interrupted", sa.Boolean(), nullable=False),
+        sa.Column("interruptions", sa.Integer(), nullable=False),
         sa.Column("acked", sa.Boolean(), nullable=False),
         sa.Column("open_steps", sa.Text(), nullable=False),
         sa.Column("session_id", sa.Text()),

@@ -39,7 +39,10 @@ export interface GetClockResponse {
     | undefined;
   /** True if that time is virtual. */
   virtual: boolean;
-  /** Real time by the database's own clock, the one of leases. Equal to "now" on a server with a real clock. */
+  /**
+   * Real time by the database's own clock, the one of leases. On a server with a real clock it is "now", read a moment
+   * later.
+   */
   leaseNow?: Date | undefined;
 }
 
@@ -454,7 +457,8 @@ export const ClockServiceService = {
   /**
    * AdvanceClock moves a virtual clock forward, stopping at every due time on the way until what is due there has been
    * handed out and finished. Where work is still running when the call must answer, it answers with "arrived" false:
-   * call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE.
+   * call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE,
+   * TIMESTAMP_OUT_OF_RANGE.
    * Idempotent with request_id.
    */
   advanceClock: {
@@ -475,7 +479,8 @@ export interface ClockServiceServer extends UntypedServiceImplementation {
   /**
    * AdvanceClock moves a virtual clock forward, stopping at every due time on the way until what is due there has been
    * handed out and finished. Where work is still running when the call must answer, it answers with "arrived" false:
-   * call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE.
+   * call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE,
+   * TIMESTAMP_OUT_OF_RANGE.
    * Idempotent with request_id.
    */
   advanceClock: handleUnaryCall<AdvanceClockRequest, AdvanceClockResponse>;
@@ -501,7 +506,8 @@ export interface ClockServiceClient extends Client {
   /**
    * AdvanceClock moves a virtual clock forward, stopping at every due time on the way until what is due there has been
    * handed out and finished. Where work is still running when the call must answer, it answers with "arrived" false:
-   * call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE.
+   * call again to go on. Errors: CLOCK_NOT_VIRTUAL, CLOCK_MOVES_FORWARD_ONLY, DURATION_OUT_OF_RANGE,
+   * TIMESTAMP_OUT_OF_RANGE.
    * Idempotent with request_id.
    */
   advanceClock(

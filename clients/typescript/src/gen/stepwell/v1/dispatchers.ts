@@ -32,7 +32,9 @@ export const protobufFileName = "stepwell/v1/dispatchers.proto";
 
 /** WakeStreamRequest says which tasks to follow. */
 export interface WakeStreamRequest {
-  /** Which tasks count. */
+  /** Namespace. Default "default". */
+  namespace: string;
+  /** Which of its tasks count. */
   filter?: WakeFilter | undefined;
 }
 
@@ -52,7 +54,9 @@ export interface WakeStreamResponse {
 
 /** GetNextWakeRequest says which tasks to look at. */
 export interface GetNextWakeRequest {
-  /** Which tasks count. */
+  /** Namespace. Default "default". */
+  namespace: string;
+  /** Which of its tasks count. */
   filter?: WakeFilter | undefined;
 }
 
@@ -68,7 +72,9 @@ export interface GetNextWakeResponse {
 
 /** ProcessRequest bounds one pass. */
 export interface ProcessRequest {
-  /** Which tasks to hand out. */
+  /** Namespace. Default "default". */
+  namespace: string;
+  /** Which of its tasks to hand out. */
   filter?:
     | WakeFilter
     | undefined;
@@ -96,8 +102,6 @@ export interface ProcessResponse {
 
 /** WakeFilter says which tasks count. All conditions must hold. */
 export interface WakeFilter {
-  /** Namespace. Default "default". */
-  namespace: string;
   /** Kinds of handlers. None: all. */
   kinds: HandlerKind[];
   /** Names of handlers. None: all. At most 100. */
@@ -114,6 +118,8 @@ export interface NextWake {
   number: bigint;
   /** Due work whose handlers have no connected worker. At most 100 names, oldest first. */
   unserved: Unserved[];
+  /** Replica whose number it is. */
+  replicaId: string;
 }
 
 /** Unserved is due work that no connected worker can take. */
@@ -127,13 +133,16 @@ export interface Unserved {
 }
 
 function createBaseWakeStreamRequest(): WakeStreamRequest {
-  return { filter: undefined };
+  return { namespace: "", filter: undefined };
 }
 
 export const WakeStreamRequest: MessageFns<WakeStreamRequest> = {
   encode(message: WakeStreamRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.namespace !== "") {
+      writer.uint32(10).string(message.namespace);
+    }
     if (message.filter !== undefined) {
-      WakeFilter.encode(message.filter, writer.uint32(10).fork()).join();
+      WakeFilter.encode(message.filter, writer.uint32(18).fork()).join();
     }
     return writer;
   },
@@ -156,6 +165,14 @@ export const WakeStreamRequest: MessageFns<WakeStreamRequest> = {
               break;
             }
 
+            message.namespace = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
             message.filter = WakeFilter.decode(reader, reader.uint32());
             continue;
           }
@@ -172,11 +189,17 @@ export const WakeStreamRequest: MessageFns<WakeStreamRequest> = {
   },
 
   fromJSON(object: any): WakeStreamRequest {
-    return { filter: isSet(object.filter) ? WakeFilter.fromJSON(object.filter) : undefined };
+    return {
+      namespace: isSet(object.namespace) ? globalThis.String(object.namespace) : "",
+      filter: isSet(object.filter) ? WakeFilter.fromJSON(object.filter) : undefined,
+    };
   },
 
   toJSON(message: WakeStreamRequest): unknown {
     const obj: any = {};
+    if (message.namespace !== "") {
+      obj.namespace = message.namespace;
+    }
     if (message.filter !== undefined) {
       obj.filter = WakeFilter.toJSON(message.filter);
     }
@@ -188,6 +211,7 @@ export const WakeStreamRequest: MessageFns<WakeStreamRequest> = {
   },
   fromPartial<I extends Exact<DeepPartial<WakeStreamRequest>, I>>(object: I): WakeStreamRequest {
     const message = createBaseWakeStreamRequest();
+    message.namespace = object.namespace ?? "";
     message.filter = (object.filter !== undefined && object.filter !== null)
       ? WakeFilter.fromPartial(object.filter)
       : undefined;
@@ -303,13 +327,16 @@ export const WakeStreamResponse: MessageFns<WakeStreamResponse> = {
 };
 
 function createBaseGetNextWakeRequest(): GetNextWakeRequest {
-  return { filter: undefined };
+  return { namespace: "", filter: undefined };
 }
 
 export const GetNextWakeRequest: MessageFns<GetNextWakeRequest> = {
   encode(message: GetNextWakeRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.namespace !== "") {
+      writer.uint32(10).string(message.namespace);
+    }
     if (message.filter !== undefined) {
-      WakeFilter.encode(message.filter, writer.uint32(10).fork()).join();
+      WakeFilter.encode(message.filter, writer.uint32(18).fork()).join();
     }
     return writer;
   },
@@ -332,6 +359,14 @@ export const GetNextWakeRequest: MessageFns<GetNextWakeRequest> = {
               break;
             }
 
+            message.namespace = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
             message.filter = WakeFilter.decode(reader, reader.uint32());
             continue;
           }
@@ -348,11 +383,17 @@ export const GetNextWakeRequest: MessageFns<GetNextWakeRequest> = {
   },
 
   fromJSON(object: any): GetNextWakeRequest {
-    return { filter: isSet(object.filter) ? WakeFilter.fromJSON(object.filter) : undefined };
+    return {
+      namespace: isSet(object.namespace) ? globalThis.String(object.namespace) : "",
+      filter: isSet(object.filter) ? WakeFilter.fromJSON(object.filter) : undefined,
+    };
   },
 
   toJSON(message: GetNextWakeRequest): unknown {
     const obj: any = {};
+    if (message.namespace !== "") {
+      obj.namespace = message.namespace;
+    }
     if (message.filter !== undefined) {
       obj.filter = WakeFilter.toJSON(message.filter);
     }
@@ -364,6 +405,7 @@ export const GetNextWakeRequest: MessageFns<GetNextWakeRequest> = {
   },
   fromPartial<I extends Exact<DeepPartial<GetNextWakeRequest>, I>>(object: I): GetNextWakeRequest {
     const message = createBaseGetNextWakeRequest();
+    message.namespace = object.namespace ?? "";
     message.filter = (object.filter !== undefined && object.filter !== null)
       ? WakeFilter.fromPartial(object.filter)
       : undefined;
@@ -463,22 +505,25 @@ export const GetNextWakeResponse: MessageFns<GetNextWakeResponse> = {
 };
 
 function createBaseProcessRequest(): ProcessRequest {
-  return { filter: undefined, maxTasks: 0, maxSteps: 0, wait: undefined };
+  return { namespace: "", filter: undefined, maxTasks: 0, maxSteps: 0, wait: undefined };
 }
 
 export const ProcessRequest: MessageFns<ProcessRequest> = {
   encode(message: ProcessRequest, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.namespace !== "") {
+      writer.uint32(10).string(message.namespace);
+    }
     if (message.filter !== undefined) {
-      WakeFilter.encode(message.filter, writer.uint32(10).fork()).join();
+      WakeFilter.encode(message.filter, writer.uint32(18).fork()).join();
     }
     if (message.maxTasks !== 0) {
-      writer.uint32(16).int32(message.maxTasks);
+      writer.uint32(24).int32(message.maxTasks);
     }
     if (message.maxSteps !== 0) {
-      writer.uint32(24).int32(message.maxSteps);
+      writer.uint32(32).int32(message.maxSteps);
     }
     if (message.wait !== undefined) {
-      Duration.encode(message.wait, writer.uint32(34).fork()).join();
+      Duration.encode(message.wait, writer.uint32(42).fork()).join();
     }
     return writer;
   },
@@ -501,15 +546,15 @@ export const ProcessRequest: MessageFns<ProcessRequest> = {
               break;
             }
 
-            message.filter = WakeFilter.decode(reader, reader.uint32());
+            message.namespace = reader.string();
             continue;
           }
           case 2: {
-            if (tag !== 16) {
+            if (tag !== 18) {
               break;
             }
 
-            message.maxTasks = reader.int32();
+            message.filter = WakeFilter.decode(reader, reader.uint32());
             continue;
           }
           case 3: {
@@ -517,11 +562,19 @@ export const ProcessRequest: MessageFns<ProcessRequest> = {
               break;
             }
 
-            message.maxSteps = reader.int32();
+            message.maxTasks = reader.int32();
             continue;
           }
           case 4: {
-            if (tag !== 34) {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.maxSteps = reader.int32();
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
               break;
             }
 
@@ -542,6 +595,7 @@ export const ProcessRequest: MessageFns<ProcessRequest> = {
 
   fromJSON(object: any): ProcessRequest {
     return {
+      namespace: isSet(object.namespace) ? globalThis.String(object.namespace) : "",
       filter: isSet(object.filter) ? WakeFilter.fromJSON(object.filter) : undefined,
       maxTasks: isSet(object.maxTasks)
         ? globalThis.Number(object.maxTasks)
@@ -559,6 +613,9 @@ export const ProcessRequest: MessageFns<ProcessRequest> = {
 
   toJSON(message: ProcessRequest): unknown {
     const obj: any = {};
+    if (message.namespace !== "") {
+      obj.namespace = message.namespace;
+    }
     if (message.filter !== undefined) {
       obj.filter = WakeFilter.toJSON(message.filter);
     }
@@ -579,6 +636,7 @@ export const ProcessRequest: MessageFns<ProcessRequest> = {
   },
   fromPartial<I extends Exact<DeepPartial<ProcessRequest>, I>>(object: I): ProcessRequest {
     const message = createBaseProcessRequest();
+    message.namespace = object.namespace ?? "";
     message.filter = (object.filter !== undefined && object.filter !== null)
       ? WakeFilter.fromPartial(object.filter)
       : undefined;
@@ -717,23 +775,20 @@ export const ProcessResponse: MessageFns<ProcessResponse> = {
 };
 
 function createBaseWakeFilter(): WakeFilter {
-  return { namespace: "", kinds: [], names: [] };
+  return { kinds: [], names: [] };
 }
 
 export const WakeFilter: MessageFns<WakeFilter> = {
   encode(message: WakeFilter, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
-    if (message.namespace !== "") {
-      writer.uint32(10).string(message.namespace);
-    }
     if (message.kinds.length !== 0) {
-      writer.uint32(18).fork();
+      writer.uint32(10).fork();
       for (const v of message.kinds) {
         writer.int32(v);
       }
       writer.join();
     }
     for (const v of message.names) {
-      writer.uint32(26).string(v!);
+      writer.uint32(18).string(v!);
     }
     return writer;
   },
@@ -752,21 +807,13 @@ export const WakeFilter: MessageFns<WakeFilter> = {
         const tag = reader.uint32();
         switch (tag >>> 3) {
           case 1: {
-            if (tag !== 10) {
-              break;
-            }
-
-            message.namespace = reader.string();
-            continue;
-          }
-          case 2: {
-            if (tag === 16) {
+            if (tag === 8) {
               message.kinds.push(reader.int32() as any);
 
               continue;
             }
 
-            if (tag === 18) {
+            if (tag === 10) {
               const end2 = reader.uint32() + reader.pos;
               while (reader.pos < end2) {
                 message.kinds.push(reader.int32() as any);
@@ -777,8 +824,8 @@ export const WakeFilter: MessageFns<WakeFilter> = {
 
             break;
           }
-          case 3: {
-            if (tag !== 26) {
+          case 2: {
+            if (tag !== 18) {
               break;
             }
 
@@ -799,7 +846,6 @@ export const WakeFilter: MessageFns<WakeFilter> = {
 
   fromJSON(object: any): WakeFilter {
     return {
-      namespace: isSet(object.namespace) ? globalThis.String(object.namespace) : "",
       kinds: globalThis.Array.isArray(object?.kinds) ? object.kinds.map((e: any) => handlerKindFromJSON(e)) : [],
       names: globalThis.Array.isArray(object?.names) ? object.names.map((e: any) => globalThis.String(e)) : [],
     };
@@ -807,9 +853,6 @@ export const WakeFilter: MessageFns<WakeFilter> = {
 
   toJSON(message: WakeFilter): unknown {
     const obj: any = {};
-    if (message.namespace !== "") {
-      obj.namespace = message.namespace;
-    }
     if (message.kinds?.length) {
       obj.kinds = message.kinds.map((e) => handlerKindToJSON(e));
     }
@@ -824,7 +867,6 @@ export const WakeFilter: MessageFns<WakeFilter> = {
   },
   fromPartial<I extends Exact<DeepPartial<WakeFilter>, I>>(object: I): WakeFilter {
     const message = createBaseWakeFilter();
-    message.namespace = object.namespace ?? "";
     message.kinds = object.kinds?.map((e) => e) || [];
     message.names = object.names?.map((e) => e) || [];
     return message;
@@ -832,7 +874,7 @@ export const WakeFilter: MessageFns<WakeFilter> = {
 };
 
 function createBaseNextWake(): NextWake {
-  return { wakeAt: undefined, number: 0n, unserved: [] };
+  return { wakeAt: undefined, number: 0n, unserved: [], replicaId: "" };
 }
 
 export const NextWake: MessageFns<NextWake> = {
@@ -848,6 +890,9 @@ export const NextWake: MessageFns<NextWake> = {
     }
     for (const v of message.unserved) {
       Unserved.encode(v!, writer.uint32(26).fork()).join();
+    }
+    if (message.replicaId !== "") {
+      writer.uint32(34).string(message.replicaId);
     }
     return writer;
   },
@@ -889,6 +934,14 @@ export const NextWake: MessageFns<NextWake> = {
             message.unserved.push(Unserved.decode(reader, reader.uint32()));
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.replicaId = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -910,6 +963,11 @@ export const NextWake: MessageFns<NextWake> = {
         : undefined,
       number: isSet(object.number) ? BigInt(object.number) : 0n,
       unserved: globalThis.Array.isArray(object?.unserved) ? object.unserved.map((e: any) => Unserved.fromJSON(e)) : [],
+      replicaId: isSet(object.replicaId)
+        ? globalThis.String(object.replicaId)
+        : isSet(object.replica_id)
+        ? globalThis.String(object.replica_id)
+        : "",
     };
   },
 
@@ -924,6 +982,9 @@ export const NextWake: MessageFns<NextWake> = {
     if (message.unserved?.length) {
       obj.unserved = message.unserved.map((e) => Unserved.toJSON(e));
     }
+    if (message.replicaId !== "") {
+      obj.replicaId = message.replicaId;
+    }
     return obj;
   },
 
@@ -935,6 +996,7 @@ export const NextWake: MessageFns<NextWake> = {
     message.wakeAt = object.wakeAt ?? undefined;
     message.number = (object.number !== undefined && object.number !== null) ? BigInt(object.number) : 0n;
     message.unserved = object.unserved?.map((e) => Unserved.fromPartial(e)) || [];
+    message.replicaId = object.replicaId ?? "";
     return message;
   },
 };

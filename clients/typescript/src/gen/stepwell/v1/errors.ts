@@ -48,10 +48,7 @@ export enum ErrorReason {
   ERROR_REASON_TIMESTAMP_OUT_OF_RANGE = 14,
   /** ERROR_REASON_PAYLOAD_TOO_LARGE - INVALID_ARGUMENT: a payload larger than the limit. Metadata: "field", "size", "limit" in bytes. */
   ERROR_REASON_PAYLOAD_TOO_LARGE = 15,
-  /**
-   * ERROR_REASON_PAYLOAD_TOO_DEEP - INVALID_ARGUMENT: JSON nested deeper than the limit, or messages nested deeper than protobuf allows.
-   * Metadata: "field", "limit".
-   */
+  /** ERROR_REASON_PAYLOAD_TOO_DEEP - INVALID_ARGUMENT: JSON nested deeper than the limit. Metadata: "field", "limit". */
   ERROR_REASON_PAYLOAD_TOO_DEEP = 16,
   /** ERROR_REASON_PAYLOAD_NOT_JSON - INVALID_ARGUMENT: a "json" payload that is not strict JSON. Metadata: "field". */
   ERROR_REASON_PAYLOAD_NOT_JSON = 17,
@@ -63,7 +60,10 @@ export enum ErrorReason {
   ERROR_REASON_PAGE_SIZE_INVALID = 20,
   /** ERROR_REASON_UPDATE_MASK_INVALID - INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "path". */
   ERROR_REASON_UPDATE_MASK_INVALID = 21,
-  /** ERROR_REASON_REQUEST_ID_INVALID - INVALID_ARGUMENT: a request_id longer than 36 characters or not printable ASCII. */
+  /**
+   * ERROR_REASON_REQUEST_ID_INVALID - INVALID_ARGUMENT: a request_id longer than 36 characters, or with anything but printable ASCII without
+   * spaces.
+   */
   ERROR_REASON_REQUEST_ID_INVALID = 22,
   /** ERROR_REASON_IDEMPOTENCY_KEY_REUSED - FAILED_PRECONDITION: the request_id was used for another call within 24 hours. Metadata: "request_id". */
   ERROR_REASON_IDEMPOTENCY_KEY_REUSED = 23,
@@ -142,6 +142,8 @@ export enum ErrorReason {
   ERROR_REASON_SESSION_HAS_STREAM = 98,
   /** ERROR_REASON_INVALID_SESSION_ID - INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits. */
   ERROR_REASON_INVALID_SESSION_ID = 99,
+  /** ERROR_REASON_SESSION_NOT_REGISTERED - FAILED_PRECONDITION: the session has not registered its handlers, or its registration has been forgotten. */
+  ERROR_REASON_SESSION_NOT_REGISTERED = 101,
   /** ERROR_REASON_DUPLICATE_HANDLER - INVALID_ARGUMENT: the same handler twice in one registration. Metadata: "kind", "name". */
   ERROR_REASON_DUPLICATE_HANDLER = 100,
   /** ERROR_REASON_STEP_TYPE_MISMATCH - FAILED_PRECONDITION: the step name was used for another type of step in this run. Metadata: "step". */
@@ -309,6 +311,9 @@ export function errorReasonFromJSON(object: any): ErrorReason {
     case 99:
     case "ERROR_REASON_INVALID_SESSION_ID":
       return ErrorReason.ERROR_REASON_INVALID_SESSION_ID;
+    case 101:
+    case "ERROR_REASON_SESSION_NOT_REGISTERED":
+      return ErrorReason.ERROR_REASON_SESSION_NOT_REGISTERED;
     case 100:
     case "ERROR_REASON_DUPLICATE_HANDLER":
       return ErrorReason.ERROR_REASON_DUPLICATE_HANDLER;
@@ -436,6 +441,8 @@ export function errorReasonToJSON(object: ErrorReason): string {
       return "ERROR_REASON_SESSION_HAS_STREAM";
     case ErrorReason.ERROR_REASON_INVALID_SESSION_ID:
       return "ERROR_REASON_INVALID_SESSION_ID";
+    case ErrorReason.ERROR_REASON_SESSION_NOT_REGISTERED:
+      return "ERROR_REASON_SESSION_NOT_REGISTERED";
     case ErrorReason.ERROR_REASON_DUPLICATE_HANDLER:
       return "ERROR_REASON_DUPLICATE_HANDLER";
     case ErrorReason.ERROR_REASON_STEP_TYPE_MISMATCH:

@@ -127,7 +127,7 @@ export interface GetServerInfoResponse {
   maxProtocolVersion: number;
   /** Random id of this process, new at every start. Tells replicas apart. */
   replicaId: string;
-  /** When this process started serving. */
+  /** When this process started serving, by real time also where the clock is virtual. */
   startedAt?:
     | Date
     | undefined;

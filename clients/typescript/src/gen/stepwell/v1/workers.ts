@@ -240,7 +240,10 @@ export interface ClaimTasksRequest {
 
 /** ClaimTasksResponse is the work. */
 export interface ClaimTasksResponse {
-  /** The tasks, each with all its state: tasks that do not fit into one message are not claimed. */
+  /**
+   * The tasks. One whose state does not fit into the message comes with "more" set: a CommitTask with NeedState brings the
+   * rest, a page at a time.
+   */
   tasks: Task[];
 }
 
@@ -387,6 +390,9 @@ export interface WorkerFrame {
     | //
     /** The worker leaves and takes no more tasks. */
     { $case: "goodbye"; value: Goodbye }
+    | //
+    /** Step bodies begin, and there is nothing else to say: see "opens". */
+    { $case: "beginSteps"; value: BeginSteps }
     | undefined;
 }
 
@@ -428,7 +434,10 @@ export interface ServerFrame {
     /** The server is alive. */
     { $case: "heartbeat"; value: ServerHeartbeat }
     | //
-    /** The numbered frame was refused; the task is still held. */
+    /**
+     * The numbered frame was refused and changed nothing; its number is used up, and the frames after it count as if
+     * it had not been sent. The task is still held. For a frame without a number: Credit, answered with number 0.
+     */
     { $case: "refused"; value: ItemError }
     | undefined;
 }
@@ -614,10 +623,19 @@ export interface Finish {
     | undefined;
 }
 
-/** Heartbeat renews leases, each by its name: what is not listed is not renewed. Sent every Welcome.heartbeat_interval. */
+/**
+ * Heartbeat renews leases, each by its name: what is not listed is not renewed. Sent every Welcome.heartbeat_interval. A
+ * ServerHeartbeat with the same number says that the renewals are durable; a lease that was lost is answered with Stale.
+ */
 export interface Heartbeat {
   /** Leases to renew. */
   held: HeldTask[];
+  /** Number of this heartbeat on this stream, from 1. */
+  heartbeatNumber: bigint;
+}
+
+/** BeginSteps carries "opens" and nothing else: after a wake, when bodies begin without a result before them. */
+export interface BeginSteps {
 }
 
 /** NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory. */
@@ -669,7 +687,11 @@ export interface Welcome {
   /** Of the tasks in Hello.held, those that the worker still holds. Drop the others. */
   held: HeldTask[];
   /** Policy of steps that say nothing else. */
-  defaultStepPolicy?: StepPolicy | undefined;
+  defaultStepPolicy?:
+    | StepPolicy
+    | undefined;
+  /** Id of the database. Another one than before: what the worker holds is of another world, and must be dropped. */
+  databaseId: string;
 }
 
 /** Task is work: advance this thing. */
@@ -713,10 +735,10 @@ export interface WorkflowInput {
   /** True: more steps follow in TaskState frames; begin when the last one is there. */
   more: boolean;
   /**
-   * True: an earlier holder was lost with no body known to be open. The first bodies that begin count as their second
-   * execution.
+   * Earlier holders that were lost after they had begun, with no body known to be open. The first bodies that begin have
+   * had so many executions already.
    */
-  interrupted: boolean;
+  interruptions: number;
   /** Suspend after this many steps. 0: no limit. */
   maxSteps: number;
 }
@@ -814,6 +836,8 @@ export interface ServerHeartbeat {
     | undefined;
   /** How many tasks the worker may still be sent, per its credit. */
   credit: number;
+  /** Newest Heartbeat of this stream whose renewals are durable. 0: none yet. */
+  heartbeatNumber: bigint;
 }
 
 function createBaseConnectRequest(): ConnectRequest {
@@ -2324,6 +2348,9 @@ export const WorkerFrame: MessageFns<WorkerFrame> = {
       case "goodbye":
         Goodbye.encode(message.body.value, writer.uint32(162).fork()).join();
         break;
+      case "beginSteps":
+        BeginSteps.encode(message.body.value, writer.uint32(170).fork()).join();
+        break;
     }
     return writer;
   },
@@ -2461,6 +2488,14 @@ export const WorkerFrame: MessageFns<WorkerFrame> = {
             message.body = { $case: "goodbye", value: Goodbye.decode(reader, reader.uint32()) };
             continue;
           }
+          case 21: {
+            if (tag !== 170) {
+              break;
+            }
+
+            message.body = { $case: "beginSteps", value: BeginSteps.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2509,6 +2544,10 @@ export const WorkerFrame: MessageFns<WorkerFrame> = {
         ? { $case: "needState", value: NeedState.fromJSON(object.need_state) }
         : isSet(object.goodbye)
         ? { $case: "goodbye", value: Goodbye.fromJSON(object.goodbye) }
+        : isSet(object.beginSteps)
+        ? { $case: "beginSteps", value: BeginSteps.fromJSON(object.beginSteps) }
+        : isSet(object.begin_steps)
+        ? { $case: "beginSteps", value: BeginSteps.fromJSON(object.begin_steps) }
         : undefined,
     };
   },
@@ -2549,6 +2588,8 @@ export const WorkerFrame: MessageFns<WorkerFrame> = {
       obj.needState = NeedState.toJSON(message.body.value);
     } else if (message.body?.$case === "goodbye") {
       obj.goodbye = Goodbye.toJSON(message.body.value);
+    } else if (message.body?.$case === "beginSteps") {
+      obj.beginSteps = BeginSteps.toJSON(message.body.value);
     }
     return obj;
   },
@@ -2626,6 +2667,12 @@ export const WorkerFrame: MessageFns<WorkerFrame> = {
       case "goodbye": {
         if (object.body?.value !== undefined && object.body?.value !== null) {
           message.body = { $case: "goodbye", value: Goodbye.fromPartial(object.body.value) };
+        }
+        break;
+      }
+      case "beginSteps": {
+        if (object.body?.value !== undefined && object.body?.value !== null) {
+          message.body = { $case: "beginSteps", value: BeginSteps.fromPartial(object.body.value) };
         }
         break;
       }
@@ -4461,13 +4508,19 @@ export const Finish: MessageFns<Finish> = {
 };
 
 function createBaseHeartbeat(): Heartbeat {
-  return { held: [] };
+  return { held: [], heartbeatNumber: 0n };
 }
 
 export const Heartbeat: MessageFns<Heartbeat> = {
   encode(message: Heartbeat, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     for (const v of message.held) {
       HeldTask.encode(v!, writer.uint32(10).fork()).join();
+    }
+    if (message.heartbeatNumber !== 0n) {
+      if (BigInt.asIntN(64, message.heartbeatNumber) !== message.heartbeatNumber) {
+        throw new globalThis.Error("value provided for field message.heartbeatNumber of type int64 too large");
+      }
+      writer.uint32(16).int64(message.heartbeatNumber);
     }
     return writer;
   },
@@ -4493,6 +4546,14 @@ export const Heartbeat: MessageFns<Heartbeat> = {
             message.held.push(HeldTask.decode(reader, reader.uint32()));
             continue;
           }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.heartbeatNumber = reader.int64() as bigint;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4506,13 +4567,23 @@ export const Heartbeat: MessageFns<Heartbeat> = {
   },
 
   fromJSON(object: any): Heartbeat {
-    return { held: globalThis.Array.isArray(object?.held) ? object.held.map((e: any) => HeldTask.fromJSON(e)) : [] };
+    return {
+      held: globalThis.Array.isArray(object?.held) ? object.held.map((e: any) => HeldTask.fromJSON(e)) : [],
+      heartbeatNumber: isSet(object.heartbeatNumber)
+        ? BigInt(object.heartbeatNumber)
+        : isSet(object.heartbeat_number)
+        ? BigInt(object.heartbeat_number)
+        : 0n,
+    };
   },
 
   toJSON(message: Heartbeat): unknown {
     const obj: any = {};
     if (message.held?.length) {
       obj.held = message.held.map((e) => HeldTask.toJSON(e));
+    }
+    if (message.heartbeatNumber !== 0n) {
+      obj.heartbeatNumber = message.heartbeatNumber.toString();
     }
     return obj;
   },
@@ -4523,6 +4594,61 @@ export const Heartbeat: MessageFns<Heartbeat> = {
   fromPartial<I extends Exact<DeepPartial<Heartbeat>, I>>(object: I): Heartbeat {
     const message = createBaseHeartbeat();
     message.held = object.held?.map((e) => HeldTask.fromPartial(e)) || [];
+    message.heartbeatNumber = (object.heartbeatNumber !== undefined && object.heartbeatNumber !== null)
+      ? BigInt(object.heartbeatNumber)
+      : 0n;
+    return message;
+  },
+};
+
+function createBaseBeginSteps(): BeginSteps {
+  return {};
+}
+
+export const BeginSteps: MessageFns<BeginSteps> = {
+  encode(_: BeginSteps, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): BeginSteps {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseBeginSteps();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(_: any): BeginSteps {
+    return {};
+  },
+
+  toJSON(_: BeginSteps): unknown {
+    const obj: any = {};
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<BeginSteps>, I>>(base?: I): BeginSteps {
+    return BeginSteps.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<BeginSteps>, I>>(_: I): BeginSteps {
+    const message = createBaseBeginSteps();
     return message;
   },
 };
@@ -4647,6 +4773,7 @@ function createBaseWelcome(): Welcome {
     maxCredit: 0,
     held: [],
     defaultStepPolicy: undefined,
+    databaseId: "",
   };
 }
 
@@ -4696,6 +4823,9 @@ export const Welcome: MessageFns<Welcome> = {
     }
     if (message.defaultStepPolicy !== undefined) {
       StepPolicy.encode(message.defaultStepPolicy, writer.uint32(114).fork()).join();
+    }
+    if (message.databaseId !== "") {
+      writer.uint32(122).string(message.databaseId);
     }
     return writer;
   },
@@ -4825,6 +4955,14 @@ export const Welcome: MessageFns<Welcome> = {
             message.defaultStepPolicy = StepPolicy.decode(reader, reader.uint32());
             continue;
           }
+          case 15: {
+            if (tag !== 122) {
+              break;
+            }
+
+            message.databaseId = reader.string();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4891,6 +5029,11 @@ export const Welcome: MessageFns<Welcome> = {
         : isSet(object.default_step_policy)
         ? StepPolicy.fromJSON(object.default_step_policy)
         : undefined,
+      databaseId: isSet(object.databaseId)
+        ? globalThis.String(object.databaseId)
+        : isSet(object.database_id)
+        ? globalThis.String(object.database_id)
+        : "",
     };
   },
 
@@ -4938,6 +5081,9 @@ export const Welcome: MessageFns<Welcome> = {
     if (message.defaultStepPolicy !== undefined) {
       obj.defaultStepPolicy = StepPolicy.toJSON(message.defaultStepPolicy);
     }
+    if (message.databaseId !== "") {
+      obj.databaseId = message.databaseId;
+    }
     return obj;
   },
 
@@ -4974,6 +5120,7 @@ export const Welcome: MessageFns<Welcome> = {
     message.defaultStepPolicy = (object.defaultStepPolicy !== undefined && object.defaultStepPolicy !== null)
       ? StepPolicy.fromPartial(object.defaultStepPolicy)
       : undefined;
+    message.databaseId = object.databaseId ?? "";
     return message;
   },
 };
@@ -5116,7 +5263,7 @@ function createBaseWorkflowInput(): WorkflowInput {
     knownRevision: 0n,
     steps: [],
     more: false,
-    interrupted: false,
+    interruptions: 0,
     maxSteps: 0,
   };
 }
@@ -5153,8 +5300,8 @@ export const WorkflowInput: MessageFns<WorkflowInput> = {
     if (message.more !== false) {
       writer.uint32(64).bool(message.more);
     }
-    if (message.interrupted !== false) {
-      writer.uint32(72).bool(message.interrupted);
+    if (message.interruptions !== 0) {
+      writer.uint32(72).int32(message.interruptions);
     }
     if (message.maxSteps !== 0) {
       writer.uint32(80).int32(message.maxSteps);
@@ -5244,7 +5391,7 @@ export const WorkflowInput: MessageFns<WorkflowInput> = {
               break;
             }
 
-            message.interrupted = reader.bool();
+            message.interruptions = reader.int32();
             continue;
           }
           case 10: {
@@ -5289,7 +5436,7 @@ export const WorkflowInput: MessageFns<WorkflowInput> = {
         : 0n,
       steps: globalThis.Array.isArray(object?.steps) ? object.steps.map((e: any) => StepState.fromJSON(e)) : [],
       more: isSet(object.more) ? globalThis.Boolean(object.more) : false,
-      interrupted: isSet(object.interrupted) ? globalThis.Boolean(object.interrupted) : false,
+      interruptions: isSet(object.interruptions) ? globalThis.Number(object.interruptions) : 0,
       maxSteps: isSet(object.maxSteps)
         ? globalThis.Number(object.maxSteps)
         : isSet(object.max_steps)
@@ -5324,8 +5471,8 @@ export const WorkflowInput: MessageFns<WorkflowInput> = {
     if (message.more !== false) {
       obj.more = message.more;
     }
-    if (message.interrupted !== false) {
-      obj.interrupted = message.interrupted;
+    if (message.interruptions !== 0) {
+      obj.interruptions = Math.round(message.interruptions);
     }
     if (message.maxSteps !== 0) {
       obj.maxSteps = Math.round(message.maxSteps);
@@ -5350,7 +5497,7 @@ export const WorkflowInput: MessageFns<WorkflowInput> = {
       : 0n;
     message.steps = object.steps?.map((e) => StepState.fromPartial(e)) || [];
     message.more = object.more ?? false;
-    message.interrupted = object.interrupted ?? false;
+    message.interruptions = object.interruptions ?? 0;
     message.maxSteps = object.maxSteps ?? 0;
     return message;
   },
@@ -6119,7 +6266,7 @@ export const Drain: MessageFns<Drain> = {
 };
 
 function createBaseServerHeartbeat(): ServerHeartbeat {
-  return { now: undefined, credit: 0 };
+  return { now: undefined, credit: 0, heartbeatNumber: 0n };
 }
 
 export const ServerHeartbeat: MessageFns<ServerHeartbeat> = {
@@ -6129,6 +6276,12 @@ export const ServerHeartbeat: MessageFns<ServerHeartbeat> = {
     }
     if (message.credit !== 0) {
       writer.uint32(16).int32(message.credit);
+    }
+    if (message.heartbeatNumber !== 0n) {
+      if (BigInt.asIntN(64, message.heartbeatNumber) !== message.heartbeatNumber) {
+        throw new globalThis.Error("value provided for field message.heartbeatNumber of type int64 too large");
+      }
+      writer.uint32(24).int64(message.heartbeatNumber);
     }
     return writer;
   },
@@ -6162,6 +6315,14 @@ export const ServerHeartbeat: MessageFns<ServerHeartbeat> = {
             message.credit = reader.int32();
             continue;
           }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.heartbeatNumber = reader.int64() as bigint;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -6178,6 +6339,11 @@ export const ServerHeartbeat: MessageFns<ServerHeartbeat> = {
     return {
       now: isSet(object.now) ? fromJsonTimestamp(object.now) : undefined,
       credit: isSet(object.credit) ? globalThis.Number(object.credit) : 0,
+      heartbeatNumber: isSet(object.heartbeatNumber)
+        ? BigInt(object.heartbeatNumber)
+        : isSet(object.heartbeat_number)
+        ? BigInt(object.heartbeat_number)
+        : 0n,
     };
   },
 
@@ -6189,6 +6355,9 @@ export const ServerHeartbeat: MessageFns<ServerHeartbeat> = {
     if (message.credit !== 0) {
       obj.credit = Math.round(message.credit);
     }
+    if (message.heartbeatNumber !== 0n) {
+      obj.heartbeatNumber = message.heartbeatNumber.toString();
+    }
     return obj;
   },
 
@@ -6199,6 +6368,9 @@ export const ServerHeartbeat: MessageFns<ServerHeartbeat> = {
     const message = createBaseServerHeartbeat();
     message.now = object.now ?? undefined;
     message.credit = object.credit ?? 0;
+    message.heartbeatNumber = (object.heartbeatNumber !== undefined && object.heartbeatNumber !== null)
+      ? BigInt(object.heartbeatNumber)
+      : 0n;
     return message;
   },
 };
@@ -6238,7 +6410,10 @@ export const WorkerServiceService = {
     responseSerialize: (value: ConnectResponse): Buffer => Buffer.from(ConnectResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): ConnectResponse => ConnectResponse.decode(value),
   },
-  /** RegisterHandlers declares what a session without a stream can handle. Errors: as Connect's Hello. Idempotent. */
+  /**
+   * RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
+   * called for an hour. Errors: as Connect's Hello. Idempotent.
+   */
   registerHandlers: {
     path: "/stepwell.v1.WorkerService/RegisterHandlers" as const,
     requestStream: false as const,
@@ -6252,7 +6427,8 @@ export const WorkerServiceService = {
   },
   /**
    * ClaimTasks leases due tasks to a session without a stream. Nothing due is an empty answer, not an error.
-   * Errors: SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with request_id.
+   * Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
+   * request_id.
    */
   claimTasks: {
     path: "/stepwell.v1.WorkerService/ClaimTasks" as const,
@@ -6311,11 +6487,15 @@ export interface WorkerServiceServer extends UntypedServiceImplementation {
    * STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
    */
   connect: handleBidiStreamingCall<ConnectRequest, ConnectResponse>;
-  /** RegisterHandlers declares what a session without a stream can handle. Errors: as Connect's Hello. Idempotent. */
+  /**
+   * RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
+   * called for an hour. Errors: as Connect's Hello. Idempotent.
+   */
   registerHandlers: handleUnaryCall<RegisterHandlersRequest, RegisterHandlersResponse>;
   /**
    * ClaimTasks leases due tasks to a session without a stream. Nothing due is an empty answer, not an error.
-   * Errors: SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with request_id.
+   * Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
+   * request_id.
    */
   claimTasks: handleUnaryCall<ClaimTasksRequest, ClaimTasksResponse>;
   /**
@@ -6344,7 +6524,10 @@ export interface WorkerServiceClient extends Client {
   connect(): ClientDuplexStream<ConnectRequest, ConnectResponse>;
   connect(options: Partial<CallOptions>): ClientDuplexStream<ConnectRequest, ConnectResponse>;
   connect(metadata: Metadata, options?: Partial<CallOptions>): ClientDuplexStream<ConnectRequest, ConnectResponse>;
-  /** RegisterHandlers declares what a session without a stream can handle. Errors: as Connect's Hello. Idempotent. */
+  /**
+   * RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
+   * called for an hour. Errors: as Connect's Hello. Idempotent.
+   */
   registerHandlers(
     request: RegisterHandlersRequest,
     callback: (error: ServiceError | null, response: RegisterHandlersResponse) => void,
@@ -6362,7 +6545,8 @@ export interface WorkerServiceClient extends Client {
   ): ClientUnaryCall;
   /**
    * ClaimTasks leases due tasks to a session without a stream. Nothing due is an empty answer, not an error.
-   * Errors: SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with request_id.
+   * Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
+   * request_id.
    */
   claimTasks(
     request: ClaimTasksRequest,

@@ -461,7 +461,7 @@ export interface CreateInstancesResult {
   /** Exactly one is set. */
   result?:
     | //
-    /** It was created, or a repeated request_id found what it had created. */
+    /** It was created, or a repeated request_id found what it had created. In INSTANCE_VIEW_BASIC. */
     { $case: "instance"; value: Instance }
     | //
     /** An instance of that id exists and on_existing was ON_EXISTING_SKIP: nothing was done. Always true. */
@@ -766,7 +766,11 @@ export interface WatchInstancesResponse {
   /** Instances that changed, each in its newest state. */
   changes: InstanceChange[];
   /** The database's clock when this was sent. */
-  now?: Date | undefined;
+  now?:
+    | Date
+    | undefined;
+  /** True: the server is going away; connect again, to another replica if there is one. */
+  draining: boolean;
 }
 
 /** InstanceChange is the newest state of one watched instance. */
@@ -4881,7 +4885,7 @@ export const WatchTarget: MessageFns<WatchTarget> = {
 };
 
 function createBaseWatchInstancesResponse(): WatchInstancesResponse {
-  return { changes: [], now: undefined };
+  return { changes: [], now: undefined, draining: false };
 }
 
 export const WatchInstancesResponse: MessageFns<WatchInstancesResponse> = {
@@ -4891,6 +4895,9 @@ export const WatchInstancesResponse: MessageFns<WatchInstancesResponse> = {
     }
     if (message.now !== undefined) {
       Timestamp.encode(toTimestamp(message.now), writer.uint32(18).fork()).join();
+    }
+    if (message.draining !== false) {
+      writer.uint32(24).bool(message.draining);
     }
     return writer;
   },
@@ -4924,6 +4931,14 @@ export const WatchInstancesResponse: MessageFns<WatchInstancesResponse> = {
             message.now = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
             continue;
           }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.draining = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4942,6 +4957,7 @@ export const WatchInstancesResponse: MessageFns<WatchInstancesResponse> = {
         ? object.changes.map((e: any) => InstanceChange.fromJSON(e))
         : [],
       now: isSet(object.now) ? fromJsonTimestamp(object.now) : undefined,
+      draining: isSet(object.draining) ? globalThis.Boolean(object.draining) : false,
     };
   },
 
@@ -4953,6 +4969,9 @@ export const WatchInstancesResponse: MessageFns<WatchInstancesResponse> = {
     if (message.now !== undefined) {
       obj.now = message.now.toISOString();
     }
+    if (message.draining !== false) {
+      obj.draining = message.draining;
+    }
     return obj;
   },
 
@@ -4963,6 +4982,7 @@ export const WatchInstancesResponse: MessageFns<WatchInstancesResponse> = {
     const message = createBaseWatchInstancesResponse();
     message.changes = object.changes?.map((e) => InstanceChange.fromPartial(e)) || [];
     message.now = object.now ?? undefined;
+    message.draining = object.draining ?? false;
     return message;
   },
 };

@@ -1,0 +1,31 @@
+"""Fixtures of the engine's tests."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from sqlalchemy import make_url
+
+from stepwell_server.app import open_database
+from stepwell_server.storage import migrate
+from stepwell_server.storage.database import Database
+from tests.support.spine import Spine, running
+
+
+@pytest.fixture
+async def spine(db: Database) -> AsyncIterator[Spine]:
+    """A spine on a database of its own, on each of the two databases."""
+    async with running(Spine(db)) as one:
+        yield one
+
+
+@pytest.fixture
+async def replicas(postgres_url: str) -> AsyncIterator[tuple[Spine, Spine]]:
+    """Two spines on one PostgreSQL database, as in two replicas."""
+    databases = [open_database(make_url(postgres_url)) for _ in range(2)]
+    await databases[0].run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
+    async with running(Spine(databases[0])) as here, running(Spine(databases[1])) as there:
+        yield here, there
+    for database in databases:
+        await database.close()

@@ -1,0 +1,288 @@
+"""Group commit: order, locks held elsewhere, calls the database cannot take, and a full inbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Hashable, Sequence
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+
+import pytest
+from sqlalchemy import text
+
+from stepwell_server.domain.errors import Internal, InvalidField, ServerBusy
+from stepwell_server.domain.tasks import NewTask, Verdict
+from stepwell_server.engine import committer as committers
+from stepwell_server.engine import tasks as calls
+from stepwell_server.engine.groups import Group
+from stepwell_server.storage import tasks as store
+from stepwell_server.storage.database import Database, Tx
+from tests.support.spine import ANNA, ORDER, Spine, held
+
+
+@dataclass(frozen=True)
+class Poison:
+    """A call that the database cannot take: the row it writes breaks a constraint."""
+
+    key: str = "poison"
+    task_ids: Sequence[int] = ()
+    size: int = 1
+
+    @property
+    def entity(self) -> Hashable:
+        return self.key
+
+    def decide(self, group: Group) -> None:
+        group.schedule(NewTask(ORDER, self.key, priority=None))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Refused(Poison):
+    """A call that is refused by its own rules."""
+
+    def decide(self, group: Group) -> None:
+        raise InvalidField("no", field="x")
+
+
+@asynccontextmanager
+async def locked(db: Database, task_id: int):
+    """Hold the lock of a task in another transaction, until the block ends."""
+    loop = asyncio.get_running_loop()
+    has_it, let_go = asyncio.Event(), asyncio.Event()
+
+    async def hold() -> None:
+        async with db._backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
+            await connection.run_sync(lambda tx: store.lock(tx, [task_id], waiting=True))
+            loop.call_soon(has_it.set)
+            await let_go.wait()
+
+    holding = asyncio.create_task(hold())
+    await has_it.wait()
+    try:
+        yield
+    finally:
+        let_go.set()
+        await holding
+
+
+async def test_many_calls_share_a_commit(spine: Spine) -> None:
+    await asyncio.gather(*(spine.schedule(str(number)) for number in range(300)))
+
+    assert len(await spine.rows()) == 300
+    assert len(spine.committed) < 10
+
+
+async def test_a_group_is_bounded(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committers, "GROUP_CALLS", 10)
+    await asyncio.gather(*(spine.schedule(str(number)) for number in range(45)))
+    assert max(len(group.answers) for group in spine.committed) == 10
+
+    spine.committed.clear()
+    monkeypatch.setattr(committers, "GROUP_BYTES", 5_000)
+    await asyncio.gather(*(spine.schedule(f"b{number}", payload="x" * 2000) for number in range(9)))
+    assert max(len(group.answers) for group in spine.committed) == 3
+
+
+async def test_a_call_that_the_database_cannot_take_fails_alone(spine: Spine) -> None:
+    neighbours = [spine.schedule(str(number)) for number in range(20)]
+
+    results = await asyncio.gather(*neighbours[:10], spine.submit(Poison()), *neighbours[10:], return_exceptions=True)
+
+    assert isinstance(results[10], Internal)
+    assert not [one for one in results[:10] + results[11:] if isinstance(one, BaseException)]
+    assert len(await spine.rows()) == 20
+
+
+async def test_a_refused_call_is_refused_alone(spine: Spine) -> None:
+    results = await asyncio.gather(
+        spine.schedule("a"), spine.submit(Refused()), spine.schedule("b"), return_exceptions=True
+    )
+
+    assert [type(one).__name__ for one in results] == ["Task", "InvalidField", "Task"]
+
+
+async def test_a_full_inbox_turns_callers_away(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(committers, "INBOX_CALLS", 5)
+
+    results = await asyncio.gather(*(spine.schedule(str(number)) for number in range(50)), return_exceptions=True)
+
+    refused = [one for one in results if isinstance(one, ServerBusy)]
+    assert len(refused) == 45
+    assert refused[0].retry_after is not None
+    assert len(await spine.rows()) == 5
+
+
+async def test_a_cancelled_caller_loses_its_answer_and_not_its_commit(spine: Spine) -> None:
+    caller = asyncio.create_task(spine.schedule("kept"))
+    await asyncio.sleep(0)
+    caller.cancel()
+    await spine.schedule("other")
+
+    assert {row.key for row in await spine.rows()} == {"kept", "other"}
+
+
+async def test_locked_is_not_lost(replicas: tuple[Spine, Spine]) -> None:
+    """Rule 3: a result for a task that somebody has locked is kept and counts; for one that is gone it is stale."""
+    here, there = replicas
+    await here.schedule("locked")
+    await here.schedule("gone")
+    tasks = {task.key: task for task in await here.claim(credits=2)}
+    await here.finish(tasks["gone"])
+
+    async with locked(there.db, tasks["locked"].id):
+        kept = asyncio.create_task(here.advance(tasks["locked"]))
+        assert (await here.advance(tasks["gone"])).verdict is Verdict.STALE
+        assert not kept.done()
+
+    assert (await kept).verdict is Verdict.ACCEPTED
+
+
+async def test_a_locked_task_holds_up_nobody_else(replicas: tuple[Spine, Spine]) -> None:
+    here, there = replicas
+    for number in range(10):
+        await here.schedule(str(number))
+    tasks = await here.claim(credits=10)
+
+    async with locked(there.db, tasks[0].id):
+        stuck = [asyncio.create_task(here.advance(tasks[0], number)) for number in (1, 2, 3)]
+        for _ in range(5):
+            answers = await asyncio.gather(*(here.renew(task) for task in tasks[1:]))
+            assert {answer.verdict for answer in answers} == {Verdict.ACCEPTED}
+        assert not any(one.done() for one in stuck)
+
+    assert [(await one).verdict for one in stuck] == [Verdict.ACCEPTED] * 3
+
+
+async def test_calls_about_one_entity_stay_in_order_behind_one_that_is_locked(replicas: tuple[Spine, Spine]) -> None:
+    here, there = replicas
+    await here.schedule()
+    mine = await here.claim_one()
+
+    async with locked(there.db, mine.id):
+        frames = [here.advance(mine, 1), here.advance(mine, 2), here.finish(mine, 3)]
+        waiting = [asyncio.create_task(frame) for frame in frames]
+        while not here.committer._slow:
+            await asyncio.sleep(0.001)
+
+    assert [(await one).verdict for one in waiting] == [Verdict.ACCEPTED] * 3
+    assert await here.rows() == []
+
+
+async def test_groups_and_management_calls_never_deadlock(replicas: tuple[Spine, Spine]) -> None:
+    """Rule 4: hot groups of both replicas against calls that wait for locks, over the same tasks."""
+    here, there = replicas
+    for number in range(40):
+        await here.schedule(str(number))
+    tasks = await here.claim(credits=40)
+    deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()"
+
+    async def hot(spine: Spine, backwards: bool) -> None:
+        for _ in range(10):
+            ordered = list(reversed(tasks)) if backwards else tasks
+            answers = await asyncio.gather(*(spine.renew(task) for task in ordered))
+            assert {answer.verdict for answer in answers} == {Verdict.ACCEPTED}
+
+    async def manage(spine: Spine) -> None:
+        for task in tasks:
+            await spine.db.run_tx(lambda tx, one=task.id: calls.pause(tx, one))  # type: ignore[misc]
+            await spine.db.run_tx(lambda tx, one=task.id: calls.resume(tx, one, 0))  # type: ignore[misc]
+
+    async def many(spine: Spine, ids: list[int]) -> None:
+        def touch(tx: Tx) -> None:
+            store.save(tx, store.lock(tx, ids, waiting=True).values())
+
+        for _ in range(20):
+            await spine.db.run_tx(touch)
+
+    ids = [task.id for task in tasks]
+    await asyncio.gather(
+        hot(here, False), hot(there, True), manage(here), manage(there), many(here, ids), many(there, ids[::-1])
+    )
+
+    count = await here.db.run_tx(lambda tx: tx.execute(text(deadlocks)).scalar_one())
+    assert count == 0
+
+
+async def test_a_wake_that_commits_while_a_release_waits_is_seen(replicas: tuple[Spine, Spine]) -> None:
+    """Rule 1: the lock comes first and the look second, so nothing committed before the lock is missed."""
+    here, there = replicas
+    await here.schedule()
+    mine = await here.claim_one()
+    far = await here.now() + 10**12
+    loop = asyncio.get_running_loop()
+    has_it, let_go = asyncio.Event(), asyncio.Event()
+
+    async def wake() -> None:
+        async with there.db._backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
+            await connection.run_sync(
+                lambda tx: calls._change(tx, mine.id, lambda task, at: task.woken(at.now, task.reason, 0))
+            )
+            loop.call_soon(has_it.set)
+            await let_go.wait()
+
+    waking = asyncio.create_task(wake())
+    await has_it.wait()
+    releasing = asyncio.create_task(here.release(mine, 1, far))
+    while not here.committer._slow:
+        await asyncio.sleep(0.001)
+    let_go.set()
+    await waking
+
+    assert (await releasing).wake_again
+    assert (await there.claim_one(ANNA)).id == mine.id
+
+
+async def test_two_replicas_claim_a_limited_handler_without_passing_its_limit(replicas: tuple[Spine, Spine]) -> None:
+    """Rule 12: the limit is counted under the handler's lock."""
+    here, there = replicas
+    for number in range(60):
+        await here.schedule(str(number))
+    await here.db.run_tx(lambda tx: store.limit_handler(tx, ORDER, concurrency=5))
+
+    for _ in range(10):
+        claims = await asyncio.gather(*(spine.claim(credits=4) for spine in (here, there) for _ in range(3)))
+        running = await here.db.run_tx(lambda tx: store.count_held(tx, [ORDER]))
+        assert running.get(ORDER, 0) <= 5
+        await asyncio.gather(*(here.finish(task) for claim in claims for task in claim))
+
+    assert len(await here.rows()) < 60
+
+
+async def test_four_replicas_worth_of_claims_hand_out_each_task_once(replicas: tuple[Spine, Spine]) -> None:
+    here, there = replicas
+    for number in range(100):
+        await here.schedule(str(number))
+
+    claims = await asyncio.gather(*(spine.claim(credits=10) for spine in (here, there) for _ in range(10)))
+
+    got = [task.id for claim in claims for task in claim]
+    assert len(got) == len(set(got)) == 100
+
+
+async def test_the_same_key_scheduled_by_two_replicas_at_once_is_stored_once(replicas: tuple[Spine, Spine]) -> None:
+    here, there = replicas
+    keys = [str(number) for number in range(50)]
+
+    def schedule(spine: Spine, ordered: list[str]) -> list[object]:
+        return [spine.submit(calls.Schedule(NewTask(ORDER, key))) for key in ordered]
+
+    results = await asyncio.gather(*schedule(here, keys), *schedule(there, keys[::-1]))
+
+    assert len([one for one in results if one is not None]) == 50
+    assert len(await here.rows()) == 50
+
+
+async def test_transactions_over_the_same_tasks_in_opposite_order_do_not_deadlock(
+    replicas: tuple[Spine, Spine],
+) -> None:
+    """Rule 21: whoever locks several takes them in one order, whatever order it was asked in."""
+    here, there = replicas
+    ids = [(await here.schedule(str(number))).id for number in range(2)]
+
+    async def touch(spine: Spine, ordered: list[int]) -> None:
+        for _ in range(50):
+            await spine.db.run_tx(lambda tx: store.save(tx, store.lock(tx, ordered, waiting=True).values()))
+
+    await asyncio.gather(touch(here, ids), touch(there, ids[::-1]))
+
+    assert held(await here.claim_one()).fence > 0
