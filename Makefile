@@ -44,7 +44,7 @@ run: setup ## Start a server on 127.0.0.1:7350 with an SQLite file (ARGS="--flag
 # ---- test
 
 .PHONY: test
-test: lint types verify-proto verify-gen test-python test-typescript test-go test-java ## Everything that CI runs
+test: lint types verify-proto verify-gen test-python test-serializable test-typescript test-go test-java ## Everything that CI runs
 
 .PHONY: quick
 quick: setup ## The loop while you work: lint, types and the fast tests on SQLite, under a minute
@@ -55,6 +55,14 @@ quick: setup ## The loop while you work: lint, types and the fast tests on SQLit
 .PHONY: test-python
 test-python: setup ## The server and the Python SDK, on SQLite and PostgreSQL
 	$(BIN)/pytest -q
+
+.PHONY: test-serializable
+test-serializable: setup ## The storage and engine suites on databases whose default is SERIALIZABLE
+	STEPWELL_TEST_ISOLATION=serializable $(BIN)/pytest -q tests/storage tests/engine -m "not slow"
+
+.PHONY: mutants
+mutants: setup ## Plant bugs one by one and see each caught by its test
+	$(BIN)/python tests/mutants/run.py
 
 .PHONY: test-typescript
 test-typescript: setup ## The TypeScript stubs against a real server
@@ -69,7 +77,8 @@ test-java: setup ## The Java stubs against a real server
 	scripts/with-toolchain mvn "cd clients/java && mvn --batch-mode --no-transfer-progress verify"
 
 .PHONY: bench
-bench: setup ## Measure what idle streams cost on this machine
+bench: setup ## Measure this machine: tasks per second, rest, and what idle streams cost
+	PYTHONPATH=. $(BIN)/python bench/tasks.py
 	PYTHONPATH=. $(BIN)/python bench/idle_streams.py
 
 # ---- check and generate

@@ -66,6 +66,11 @@ def open_database(url: URL) -> Database:
     return Database(PostgresqlBackend(url), failpoints)
 
 
+def open_hints(url: URL) -> Hints:
+    """How a server on this database hears of other servers' commits."""
+    return NoHints() if url.get_backend_name() == "sqlite" else PostgresqlHints(url)
+
+
 class CannotUseDatabase(Exception):
     """The database cannot be served; the text says why in one line."""
 
@@ -114,6 +119,7 @@ class App:
         self.db = db
         self.health = Health()
         self.metrics = Metrics()
+        self._hints = open_hints(settings.database_url)
         self._admission = Admission(settings.unary_calls, settings.limits.streams_per_principal)
         self._loops: list[asyncio.Task[None]] = []
         self._servers: list[aio.Server] = []
@@ -181,7 +187,7 @@ class App:
         return listeners.Servicers(
             namespaces=NamespaceServicer(Namespaces(self.db, tokens, replica.limits)),
             clock=ClockServicer(Clock(self.db)),
-            server=ServerServicer(Server(self.db, replica)),
+            server=ServerServicer(Server(self.db, replica, self._hints)),
         )
 
     async def _listen(self, replica: Replica) -> Addresses:
@@ -201,8 +207,7 @@ class App:
 
     def _start_loops(self, replica: Replica) -> None:
         """The engine room: the committer, the wake bus and what feeds it."""
-        url = self.settings.database_url
-        hints: Hints = NoHints() if url.get_backend_name() == "sqlite" else PostgresqlHints(url, replica.replica_id)
+        hints = self._hints
         bus = WakeBus(DatabaseTime(virtual=replica.deployment.virtual_clock))
         relay = HintRelay(self.db, hints)
 

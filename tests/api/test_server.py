@@ -17,6 +17,7 @@ from stepwell_server import __version__
 from stepwell_server.api.listeners import service_names
 from tests.support import raw
 from tests.support.errors import refusal
+from tests.support.postgres import PostgresServer
 from tests.support.servers import Served, StartServer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -50,6 +51,29 @@ async def test_two_replicas_share_a_database_and_not_an_identity(start_server: S
 
     assert len({info.database.database_id for info in infos}) == 1
     assert len({info.replica_id for info in infos}) == 2
+
+
+async def test_a_replica_says_whether_it_hears_the_others(
+    start_server: StartServer, postgres_url: str, postgres: PostgresServer
+) -> None:
+    server = await start_server(postgres_url)
+    stub = ServerServiceStub(server.channel)
+
+    async def mode() -> int:
+        return (await stub.GetServerInfo(pb.GetServerInfoRequest())).wake_mode
+
+    async with asyncio.timeout(10):
+        while await mode() != pb.WAKE_MODE_HINTS:
+            await asyncio.sleep(0.01)
+        postgres.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND query LIKE 'LISTEN%'",
+            postgres_url,
+        )
+        while await mode() != pb.WAKE_MODE_POLLING:
+            await asyncio.sleep(0.01)
+        while await mode() != pb.WAKE_MODE_HINTS:
+            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("listener", ["listen", "ops_listen"])

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import Callable
 from typing import Any
 
 import pytest
-from sqlalchemy import func, insert, select, text
-from sqlalchemy.exc import IntegrityError
+from sqlalchemy import func, insert, make_url, select, text
+from sqlalchemy.exc import IntegrityError, OperationalError
 
-from stepwell_server.domain.errors import Conflict, DatabaseUnavailable
+from stepwell_server.app import open_database
+from stepwell_server.domain.errors import Conflict, DatabaseUnavailable, ServerBusy
 from stepwell_server.domain.namespaces import NamespaceSpec
-from stepwell_server.storage import namespaces
-from stepwell_server.storage.database import MOST_ATTEMPTS, READ, CommitUnknown, Database, Fault, Tx
+from stepwell_server.storage import database as databases
+from stepwell_server.storage import migrate, namespaces, postgresql
+from stepwell_server.storage.database import MOST_ATTEMPTS, READ, CommitUnknown, Database, Fault, Tx, TxOptions
 from stepwell_server.storage.schema import clock
 
 
@@ -119,9 +122,6 @@ async def test_a_cancelled_caller_does_not_cut_its_transaction(db: Database) -> 
 
 
 async def test_read_committed_is_used_whatever_the_default(postgres: Any, postgres_url: str) -> None:
-    from sqlalchemy import make_url
-
-    from stepwell_server.app import open_database
 
     name = make_url(postgres_url).database
     postgres.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = 'serializable'")
@@ -134,9 +134,6 @@ async def test_read_committed_is_used_whatever_the_default(postgres: Any, postgr
 
 
 async def test_real_conflicts_are_recognised(postgres_url: str) -> None:
-    from sqlalchemy import make_url
-
-    from stepwell_server.app import open_database
 
     db = open_database(make_url(postgres_url))
 
@@ -153,10 +150,6 @@ async def test_real_conflicts_are_recognised(postgres_url: str) -> None:
 
 
 async def test_sqlite_readers_do_not_wait_for_the_writer(sqlite_url: str) -> None:
-    from sqlalchemy import make_url
-
-    from stepwell_server.app import open_database
-    from stepwell_server.storage import migrate
 
     db = open_database(make_url(sqlite_url))
     await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
@@ -175,4 +168,73 @@ async def test_sqlite_readers_do_not_wait_for_the_writer(sqlite_url: str) -> Non
 
     assert await writing
     assert names == ["default"]
+    await db.close()
+
+
+async def test_a_transaction_that_reads_cannot_write(db: Database) -> None:
+    with pytest.raises((DatabaseUnavailable, OperationalError)):
+        await db.run_tx(create("sneaky"), READ)
+
+    await db.run_tx(create("open"))
+    assert await count(db) == 2
+
+
+async def test_what_took_too_long_is_unavailable_though_the_database_is_there(postgres_url: str) -> None:
+    db = open_database(make_url(postgres_url))
+
+    def slow(tx: Tx) -> None:
+        tx.exec_driver_sql("SET LOCAL statement_timeout = '20ms'")
+        tx.exec_driver_sql("SELECT pg_sleep(5)")
+
+    with pytest.raises(DatabaseUnavailable):
+        await db.run_tx(slow)
+
+    assert db.reachable
+    await db.close()
+
+
+async def test_when_all_connections_are_in_use_the_server_is_busy_and_not_dead(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(postgresql, "POOL_TIMEOUT", 0.1)
+    db = open_database(make_url(postgres_url))
+    sleeping = [
+        asyncio.create_task(db.run_tx(lambda tx: tx.exec_driver_sql("SELECT pg_sleep(1)").all()))
+        for _ in range(postgresql.POOL_SIZE)
+    ]
+    await asyncio.sleep(0)
+
+    with pytest.raises(ServerBusy):
+        await db.run_tx(lambda tx: tx.exec_driver_sql("SELECT 1").all())
+    reserved = await db.run_tx(lambda tx: tx.execute(text("SELECT 1")).scalar_one(), TxOptions(reserved=True))
+
+    assert (db.reachable, reserved) == (True, 1)
+    await asyncio.gather(*sleeping)
+    await db.close()
+
+
+async def test_transactions_that_wait_are_bounded(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(databases, "MOST_RUNNING", 3)
+
+    results = await asyncio.gather(*(db.run_tx(create(f"n{n}")) for n in range(10)), return_exceptions=True)
+
+    assert len([one for one in results if isinstance(one, ServerBusy)]) == 7
+
+
+async def test_an_acknowledged_commit_of_sqlite_is_on_disk_and_a_writer_holds_the_lock_from_its_begin(
+    sqlite_url: str,
+) -> None:
+    db = open_database(make_url(sqlite_url))
+
+    def settings(tx: Tx) -> tuple[int, str, str]:
+        other = sqlite3.connect(sqlite_url.removeprefix("sqlite:///"), timeout=0, isolation_level=None)
+        with pytest.raises(sqlite3.OperationalError, match="locked"):
+            other.execute("BEGIN IMMEDIATE")
+        other.close()
+        synchronous, journal = (
+            tx.exec_driver_sql(f"PRAGMA {name}").scalar_one() for name in ("synchronous", "journal_mode")
+        )
+        return synchronous, journal, "locked"
+
+    assert await db.run_tx(settings) == (2, "wal", "locked")
     await db.close()

@@ -46,6 +46,9 @@ class PostgresServer:
         """The URL of a new empty database."""
         name = next(NAMES)
         self.execute(f"CREATE DATABASE {name}")
+        isolation = os.environ.get("STEPWELL_TEST_ISOLATION")
+        if isolation:
+            self.execute(f"ALTER DATABASE {name} SET default_transaction_isolation = '{isolation}'")
         self._made.append(name)
         return self.url_of(name)
 

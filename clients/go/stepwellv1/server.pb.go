@@ -78,6 +78,59 @@ func (DatabaseKind) EnumDescriptor() ([]byte, []int) {
 	return file_stepwell_v1_server_proto_rawDescGZIP(), []int{0}
 }
 
+// WakeMode is how a replica hears of what the others commit. Work is found in any mode; the mode says how soon.
+type WakeMode int32
+
+const (
+	// Never sent.
+	WakeMode_WAKE_MODE_UNSPECIFIED WakeMode = 0
+	// By hints, within milliseconds; or it is the only server and needs none.
+	WakeMode_WAKE_MODE_HINTS WakeMode = 1
+	// Hints do not come through: it looks by itself, four times a second while something is due soon.
+	WakeMode_WAKE_MODE_POLLING WakeMode = 2
+)
+
+// Enum value maps for WakeMode.
+var (
+	WakeMode_name = map[int32]string{
+		0: "WAKE_MODE_UNSPECIFIED",
+		1: "WAKE_MODE_HINTS",
+		2: "WAKE_MODE_POLLING",
+	}
+	WakeMode_value = map[string]int32{
+		"WAKE_MODE_UNSPECIFIED": 0,
+		"WAKE_MODE_HINTS":       1,
+		"WAKE_MODE_POLLING":     2,
+	}
+)
+
+func (x WakeMode) Enum() *WakeMode {
+	p := new(WakeMode)
+	*p = x
+	return p
+}
+
+func (x WakeMode) String() string {
+	return protoimpl.X.EnumStringOf(x.Descriptor(), protoreflect.EnumNumber(x))
+}
+
+func (WakeMode) Descriptor() protoreflect.EnumDescriptor {
+	return file_stepwell_v1_server_proto_enumTypes[1].Descriptor()
+}
+
+func (WakeMode) Type() protoreflect.EnumType {
+	return &file_stepwell_v1_server_proto_enumTypes[1]
+}
+
+func (x WakeMode) Number() protoreflect.EnumNumber {
+	return protoreflect.EnumNumber(x)
+}
+
+// Deprecated: Use WakeMode.Descriptor instead.
+func (WakeMode) EnumDescriptor() ([]byte, []int) {
+	return file_stepwell_v1_server_proto_rawDescGZIP(), []int{1}
+}
+
 // DispatchMode is who turns due tasks into leased work.
 type DispatchMode int32
 
@@ -115,11 +168,11 @@ func (x DispatchMode) String() string {
 }
 
 func (DispatchMode) Descriptor() protoreflect.EnumDescriptor {
-	return file_stepwell_v1_server_proto_enumTypes[1].Descriptor()
+	return file_stepwell_v1_server_proto_enumTypes[2].Descriptor()
 }
 
 func (DispatchMode) Type() protoreflect.EnumType {
-	return &file_stepwell_v1_server_proto_enumTypes[1]
+	return &file_stepwell_v1_server_proto_enumTypes[2]
 }
 
 func (x DispatchMode) Number() protoreflect.EnumNumber {
@@ -128,7 +181,7 @@ func (x DispatchMode) Number() protoreflect.EnumNumber {
 
 // Deprecated: Use DispatchMode.Descriptor instead.
 func (DispatchMode) EnumDescriptor() ([]byte, []int) {
-	return file_stepwell_v1_server_proto_rawDescGZIP(), []int{1}
+	return file_stepwell_v1_server_proto_rawDescGZIP(), []int{2}
 }
 
 // GetServerInfoRequest has no fields yet.
@@ -190,7 +243,9 @@ type GetServerInfoResponse struct {
 	// Who turns due tasks into work on this replica.
 	DispatchMode DispatchMode `protobuf:"varint,9,opt,name=dispatch_mode,json=dispatchMode,proto3,enum=stepwell.v1.DispatchMode" json:"dispatch_mode,omitempty"`
 	// What this server accepts.
-	Limits        *Limits `protobuf:"bytes,10,opt,name=limits,proto3" json:"limits,omitempty"`
+	Limits *Limits `protobuf:"bytes,10,opt,name=limits,proto3" json:"limits,omitempty"`
+	// How this replica hears of what the others commit.
+	WakeMode      WakeMode `protobuf:"varint,11,opt,name=wake_mode,json=wakeMode,proto3,enum=stepwell.v1.WakeMode" json:"wake_mode,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -293,6 +348,13 @@ func (x *GetServerInfoResponse) GetLimits() *Limits {
 		return x.Limits
 	}
 	return nil
+}
+
+func (x *GetServerInfoResponse) GetWakeMode() WakeMode {
+	if x != nil {
+		return x.WakeMode
+	}
+	return WakeMode_WAKE_MODE_UNSPECIFIED
 }
 
 // DatabaseInfo describes the database.
@@ -492,7 +554,7 @@ var File_stepwell_v1_server_proto protoreflect.FileDescriptor
 const file_stepwell_v1_server_proto_rawDesc = "" +
 	"\n" +
 	"\x18stepwell/v1/server.proto\x12\vstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n" +
-	"\x14GetServerInfoRequest\"\xe6\x03\n" +
+	"\x14GetServerInfoRequest\"\x9a\x04\n" +
 	"\x15GetServerInfoResponse\x12\x18\n" +
 	"\aversion\x18\x01 \x01(\tR\aversion\x120\n" +
 	"\x14min_protocol_version\x18\x02 \x01(\x05R\x12minProtocolVersion\x120\n" +
@@ -506,7 +568,8 @@ const file_stepwell_v1_server_proto_rawDesc = "" +
 	"\bdatabase\x18\b \x01(\v2\x19.stepwell.v1.DatabaseInfoR\bdatabase\x12>\n" +
 	"\rdispatch_mode\x18\t \x01(\x0e2\x19.stepwell.v1.DispatchModeR\fdispatchMode\x12+\n" +
 	"\x06limits\x18\n" +
-	" \x01(\v2\x13.stepwell.v1.LimitsR\x06limits\"\x9f\x01\n" +
+	" \x01(\v2\x13.stepwell.v1.LimitsR\x06limits\x122\n" +
+	"\twake_mode\x18\v \x01(\x0e2\x15.stepwell.v1.WakeModeR\bwakeMode\"\x9f\x01\n" +
 	"\fDatabaseInfo\x12-\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x19.stepwell.v1.DatabaseKindR\x04kind\x12\x18\n" +
 	"\aversion\x18\x02 \x01(\tR\aversion\x12\x1f\n" +
@@ -526,7 +589,11 @@ const file_stepwell_v1_server_proto_rawDesc = "" +
 	"\fDatabaseKind\x12\x1d\n" +
 	"\x19DATABASE_KIND_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14DATABASE_KIND_SQLITE\x10\x01\x12\x1c\n" +
-	"\x18DATABASE_KIND_POSTGRESQL\x10\x02*e\n" +
+	"\x18DATABASE_KIND_POSTGRESQL\x10\x02*Q\n" +
+	"\bWakeMode\x12\x19\n" +
+	"\x15WAKE_MODE_UNSPECIFIED\x10\x00\x12\x13\n" +
+	"\x0fWAKE_MODE_HINTS\x10\x01\x12\x15\n" +
+	"\x11WAKE_MODE_POLLING\x10\x02*e\n" +
 	"\fDispatchMode\x12\x1d\n" +
 	"\x19DISPATCH_MODE_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16DISPATCH_MODE_EMBEDDED\x10\x01\x12\x1a\n" +
@@ -547,33 +614,35 @@ func file_stepwell_v1_server_proto_rawDescGZIP() []byte {
 	return file_stepwell_v1_server_proto_rawDescData
 }
 
-var file_stepwell_v1_server_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
+var file_stepwell_v1_server_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
 var file_stepwell_v1_server_proto_msgTypes = make([]protoimpl.MessageInfo, 4)
 var file_stepwell_v1_server_proto_goTypes = []any{
 	(DatabaseKind)(0),             // 0: stepwell.v1.DatabaseKind
-	(DispatchMode)(0),             // 1: stepwell.v1.DispatchMode
-	(*GetServerInfoRequest)(nil),  // 2: stepwell.v1.GetServerInfoRequest
-	(*GetServerInfoResponse)(nil), // 3: stepwell.v1.GetServerInfoResponse
-	(*DatabaseInfo)(nil),          // 4: stepwell.v1.DatabaseInfo
-	(*Limits)(nil),                // 5: stepwell.v1.Limits
-	(*timestamppb.Timestamp)(nil), // 6: google.protobuf.Timestamp
-	(*durationpb.Duration)(nil),   // 7: google.protobuf.Duration
+	(WakeMode)(0),                 // 1: stepwell.v1.WakeMode
+	(DispatchMode)(0),             // 2: stepwell.v1.DispatchMode
+	(*GetServerInfoRequest)(nil),  // 3: stepwell.v1.GetServerInfoRequest
+	(*GetServerInfoResponse)(nil), // 4: stepwell.v1.GetServerInfoResponse
+	(*DatabaseInfo)(nil),          // 5: stepwell.v1.DatabaseInfo
+	(*Limits)(nil),                // 6: stepwell.v1.Limits
+	(*timestamppb.Timestamp)(nil), // 7: google.protobuf.Timestamp
+	(*durationpb.Duration)(nil),   // 8: google.protobuf.Duration
 }
 var file_stepwell_v1_server_proto_depIdxs = []int32{
-	6, // 0: stepwell.v1.GetServerInfoResponse.started_at:type_name -> google.protobuf.Timestamp
-	6, // 1: stepwell.v1.GetServerInfoResponse.now:type_name -> google.protobuf.Timestamp
-	4, // 2: stepwell.v1.GetServerInfoResponse.database:type_name -> stepwell.v1.DatabaseInfo
-	1, // 3: stepwell.v1.GetServerInfoResponse.dispatch_mode:type_name -> stepwell.v1.DispatchMode
-	5, // 4: stepwell.v1.GetServerInfoResponse.limits:type_name -> stepwell.v1.Limits
-	0, // 5: stepwell.v1.DatabaseInfo.kind:type_name -> stepwell.v1.DatabaseKind
-	7, // 6: stepwell.v1.Limits.max_timer:type_name -> google.protobuf.Duration
-	2, // 7: stepwell.v1.ServerService.GetServerInfo:input_type -> stepwell.v1.GetServerInfoRequest
-	3, // 8: stepwell.v1.ServerService.GetServerInfo:output_type -> stepwell.v1.GetServerInfoResponse
-	8, // [8:9] is the sub-list for method output_type
-	7, // [7:8] is the sub-list for method input_type
-	7, // [7:7] is the sub-list for extension type_name
-	7, // [7:7] is the sub-list for extension extendee
-	0, // [0:7] is the sub-list for field type_name
+	7, // 0: stepwell.v1.GetServerInfoResponse.started_at:type_name -> google.protobuf.Timestamp
+	7, // 1: stepwell.v1.GetServerInfoResponse.now:type_name -> google.protobuf.Timestamp
+	5, // 2: stepwell.v1.GetServerInfoResponse.database:type_name -> stepwell.v1.DatabaseInfo
+	2, // 3: stepwell.v1.GetServerInfoResponse.dispatch_mode:type_name -> stepwell.v1.DispatchMode
+	6, // 4: stepwell.v1.GetServerInfoResponse.limits:type_name -> stepwell.v1.Limits
+	1, // 5: stepwell.v1.GetServerInfoResponse.wake_mode:type_name -> stepwell.v1.WakeMode
+	0, // 6: stepwell.v1.DatabaseInfo.kind:type_name -> stepwell.v1.DatabaseKind
+	8, // 7: stepwell.v1.Limits.max_timer:type_name -> google.protobuf.Duration
+	3, // 8: stepwell.v1.ServerService.GetServerInfo:input_type -> stepwell.v1.GetServerInfoRequest
+	4, // 9: stepwell.v1.ServerService.GetServerInfo:output_type -> stepwell.v1.GetServerInfoResponse
+	9, // [9:10] is the sub-list for method output_type
+	8, // [8:9] is the sub-list for method input_type
+	8, // [8:8] is the sub-list for extension type_name
+	8, // [8:8] is the sub-list for extension extendee
+	0, // [0:8] is the sub-list for field type_name
 }
 
 func init() { file_stepwell_v1_server_proto_init() }
@@ -586,7 +655,7 @@ func file_stepwell_v1_server_proto_init() {
 		File: protoimpl.DescBuilder{
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepwell_v1_server_proto_rawDesc), len(file_stepwell_v1_server_proto_rawDesc)),
-			NumEnums:      2,
+			NumEnums:      3,
 			NumMessages:   4,
 			NumExtensions: 0,
 			NumServices:   1,

@@ -10,7 +10,7 @@ from stepwell_server.domain.clock import ClockReading
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.namespaces import Namespace, NamespaceLimits, NamespaceSpec, Retention
 from stepwell_server.domain.times import SECOND, Micros
-from stepwell_server.engine.server import Replica
+from stepwell_server.engine.server import Server
 
 _DATABASE_KINDS = {
     "sqlite": server_pb2.DATABASE_KIND_SQLITE,
@@ -107,9 +107,10 @@ def limits_to_pb(limits: Limits) -> server_pb2.Limits:
 
 
 def server_info_to_pb(
-    replica: Replica, clock: ClockReading, protocol: tuple[int, int]
+    server: Server, clock: ClockReading, protocol: tuple[int, int]
 ) -> server_pb2.GetServerInfoResponse:
     """A replica's description of itself."""
+    replica = server.replica
     lowest, highest = protocol
     return server_pb2.GetServerInfoResponse(
         version=replica.version,
@@ -127,6 +128,7 @@ def server_info_to_pb(
         ),
         dispatch_mode=_DISPATCH_MODES[replica.dispatch_mode],
         limits=limits_to_pb(replica.limits),
+        wake_mode=server_pb2.WAKE_MODE_HINTS if server.hints_work else server_pb2.WAKE_MODE_POLLING,
     )
 
 

@@ -20,4 +20,4 @@ class ServerServicer(ServerServiceServicer):
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         clock = await self._server.clock()
-        return convert.server_info_to_pb(self._server.replica, clock, PROTOCOL_VERSIONS)
+        return convert.server_info_to_pb(self._server, clock, PROTOCOL_VERSIONS)

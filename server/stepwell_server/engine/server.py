@@ -9,6 +9,7 @@ from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.times import Micros
 from stepwell_server.storage import clock
 from stepwell_server.storage.database import READ, Database
+from stepwell_server.storage.hints import Hints
 from stepwell_server.storage.server import Deployment
 
 
@@ -30,6 +31,12 @@ class Server:
 
     db: Database
     replica: Replica
+    hints: Hints
+
+    @property
+    def hints_work(self) -> bool:
+        """Whether this replica hears of the others' commits at once."""
+        return self.hints.working
 
     async def clock(self) -> ClockReading:
         """The database's clock, which also proves that the database answers."""

@@ -10,6 +10,7 @@ import asyncio
 import json
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol, TypeAlias
+from uuid import uuid4
 
 import asyncpg
 import structlog
@@ -74,9 +75,9 @@ class NoHints:
 class PostgresqlHints:
     """Hints by LISTEN and NOTIFY: one connection and one channel for a whole replica."""
 
-    def __init__(self, url: URL, replica_id: str) -> None:
+    def __init__(self, url: URL) -> None:
         self._url = url.set(drivername="postgresql").render_as_string(hide_password=False)
-        self._replica_id = replica_id
+        self._ping = uuid4().hex
         self._pinged_at: float | None = None
         self._listening = False
 
@@ -113,7 +114,7 @@ class PostgresqlHints:
 
     def ping(self, tx: Tx) -> None:
         """Send a hint that only this replica understands."""
-        self._notify(tx, json.dumps({"ping": self._replica_id}))
+        self._notify(tx, json.dumps({"ping": self._ping}))
 
     async def _listen_once(self, on_hint: OnHint) -> None:
         connection = await asyncpg.connect(self._url, timeout=PING_LIMIT)
@@ -130,7 +131,7 @@ class PostgresqlHints:
     def _received(self, payload: str, on_hint: OnHint) -> None:
         hint = json.loads(payload)
         if isinstance(hint, dict):
-            if hint.get("ping") == self._replica_id:
+            if hint.get("ping") == self._ping:
                 self._pinged_at = None
             return
         on_hint(None if hint is None else [Handler(space, TaskKind(kind), name) for space, kind, name in hint])

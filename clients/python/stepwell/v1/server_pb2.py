@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18stepwell/v1/server.proto\x12\x0bstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\xe6\x03\n\x15GetServerInfoResponse\x12\x18\n\x07version\x18\x01 \x01(\tR\x07version\x12\x30\n\x14min_protocol_version\x18\x02 \x01(\x05R\x12minProtocolVersion\x12\x30\n\x14max_protocol_version\x18\x03 \x01(\x05R\x12maxProtocolVersion\x12\x1d\n\nreplica_id\x18\x04 \x01(\tR\treplicaId\x12\x39\n\nstarted_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartedAt\x12,\n\x03now\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\x12#\n\rvirtual_clock\x18\x07 \x01(\x08R\x0cvirtualClock\x12\x35\n\x08\x64\x61tabase\x18\x08 \x01(\x0b\x32\x19.stepwell.v1.DatabaseInfoR\x08\x64\x61tabase\x12>\n\rdispatch_mode\x18\t \x01(\x0e\x32\x19.stepwell.v1.DispatchModeR\x0c\x64ispatchMode\x12+\n\x06limits\x18\n \x01(\x0b\x32\x13.stepwell.v1.LimitsR\x06limits\"\x9f\x01\n\x0c\x44\x61tabaseInfo\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x19.stepwell.v1.DatabaseKindR\x04kind\x12\x18\n\x07version\x18\x02 \x01(\tR\x07version\x12\x1f\n\x0b\x64\x61tabase_id\x18\x03 \x01(\tR\ndatabaseId\x12%\n\x0eschema_version\x18\x04 \x01(\tR\rschemaVersion\"\xa4\x03\n\x06Limits\x12*\n\x11max_message_bytes\x18\x01 \x01(\x03R\x0fmaxMessageBytes\x12*\n\x11max_payload_bytes\x18\x02 \x01(\x03R\x0fmaxPayloadBytes\x12*\n\x11max_payload_depth\x18\x03 \x01(\x05R\x0fmaxPayloadDepth\x12&\n\x0fmax_batch_items\x18\x04 \x01(\x05R\rmaxBatchItems\x12)\n\x11max_steps_per_run\x18\x05 \x01(\x05R\x0emaxStepsPerRun\x12,\n\x12max_pending_events\x18\x06 \x01(\x05R\x10maxPendingEvents\x12\"\n\rmax_page_size\x18\x07 \x01(\x05R\x0bmaxPageSize\x12\x36\n\tmax_timer\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08maxTimer\x12\x39\n\x19max_streams_per_principal\x18\t \x01(\x05R\x16maxStreamsPerPrincipal*e\n\x0c\x44\x61tabaseKind\x12\x1d\n\x19\x44\x41TABASE_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44\x41TABASE_KIND_SQLITE\x10\x01\x12\x1c\n\x18\x44\x41TABASE_KIND_POSTGRESQL\x10\x02*e\n\x0c\x44ispatchMode\x12\x1d\n\x19\x44ISPATCH_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44ISPATCH_MODE_EMBEDDED\x10\x01\x12\x1a\n\x16\x44ISPATCH_MODE_EXTERNAL\x10\x02\x32g\n\rServerService\x12V\n\rGetServerInfo\x12!.stepwell.v1.GetServerInfoRequest\x1a\".stepwell.v1.GetServerInfoResponseB-\n\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x18stepwell/v1/server.proto\x12\x0bstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x16\n\x14GetServerInfoRequest\"\x9a\x04\n\x15GetServerInfoResponse\x12\x18\n\x07version\x18\x01 \x01(\tR\x07version\x12\x30\n\x14min_protocol_version\x18\x02 \x01(\x05R\x12minProtocolVersion\x12\x30\n\x14max_protocol_version\x18\x03 \x01(\x05R\x12maxProtocolVersion\x12\x1d\n\nreplica_id\x18\x04 \x01(\tR\treplicaId\x12\x39\n\nstarted_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tstartedAt\x12,\n\x03now\x18\x06 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\x12#\n\rvirtual_clock\x18\x07 \x01(\x08R\x0cvirtualClock\x12\x35\n\x08\x64\x61tabase\x18\x08 \x01(\x0b\x32\x19.stepwell.v1.DatabaseInfoR\x08\x64\x61tabase\x12>\n\rdispatch_mode\x18\t \x01(\x0e\x32\x19.stepwell.v1.DispatchModeR\x0c\x64ispatchMode\x12+\n\x06limits\x18\n \x01(\x0b\x32\x13.stepwell.v1.LimitsR\x06limits\x12\x32\n\twake_mode\x18\x0b \x01(\x0e\x32\x15.stepwell.v1.WakeModeR\x08wakeMode\"\x9f\x01\n\x0c\x44\x61tabaseInfo\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x19.stepwell.v1.DatabaseKindR\x04kind\x12\x18\n\x07version\x18\x02 \x01(\tR\x07version\x12\x1f\n\x0b\x64\x61tabase_id\x18\x03 \x01(\tR\ndatabaseId\x12%\n\x0eschema_version\x18\x04 \x01(\tR\rschemaVersion\"\xa4\x03\n\x06Limits\x12*\n\x11max_message_bytes\x18\x01 \x01(\x03R\x0fmaxMessageBytes\x12*\n\x11max_payload_bytes\x18\x02 \x01(\x03R\x0fmaxPayloadBytes\x12*\n\x11max_payload_depth\x18\x03 \x01(\x05R\x0fmaxPayloadDepth\x12&\n\x0fmax_batch_items\x18\x04 \x01(\x05R\rmaxBatchItems\x12)\n\x11max_steps_per_run\x18\x05 \x01(\x05R\x0emaxStepsPerRun\x12,\n\x12max_pending_events\x18\x06 \x01(\x05R\x10maxPendingEvents\x12\"\n\rmax_page_size\x18\x07 \x01(\x05R\x0bmaxPageSize\x12\x36\n\tmax_timer\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08maxTimer\x12\x39\n\x19max_streams_per_principal\x18\t \x01(\x05R\x16maxStreamsPerPrincipal*e\n\x0c\x44\x61tabaseKind\x12\x1d\n\x19\x44\x41TABASE_KIND_UNSPECIFIED\x10\x00\x12\x18\n\x14\x44\x41TABASE_KIND_SQLITE\x10\x01\x12\x1c\n\x18\x44\x41TABASE_KIND_POSTGRESQL\x10\x02*Q\n\x08WakeMode\x12\x19\n\x15WAKE_MODE_UNSPECIFIED\x10\x00\x12\x13\n\x0fWAKE_MODE_HINTS\x10\x01\x12\x15\n\x11WAKE_MODE_POLLING\x10\x02*e\n\x0c\x44ispatchMode\x12\x1d\n\x19\x44ISPATCH_MODE_UNSPECIFIED\x10\x00\x12\x1a\n\x16\x44ISPATCH_MODE_EMBEDDED\x10\x01\x12\x1a\n\x16\x44ISPATCH_MODE_EXTERNAL\x10\x02\x32g\n\rServerService\x12V\n\rGetServerInfo\x12!.stepwell.v1.GetServerInfoRequest\x1a\".stepwell.v1.GetServerInfoResponseB-\n\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -34,18 +34,20 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stepwell.v1.server_pb2', _g
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\016io.stepwell.v1P\001Z\031stepwell.io/go/stepwellv1'
-  _globals['_DATABASEKIND']._serialized_start=1204
-  _globals['_DATABASEKIND']._serialized_end=1305
-  _globals['_DISPATCHMODE']._serialized_start=1307
-  _globals['_DISPATCHMODE']._serialized_end=1408
+  _globals['_DATABASEKIND']._serialized_start=1256
+  _globals['_DATABASEKIND']._serialized_end=1357
+  _globals['_WAKEMODE']._serialized_start=1359
+  _globals['_WAKEMODE']._serialized_end=1440
+  _globals['_DISPATCHMODE']._serialized_start=1442
+  _globals['_DISPATCHMODE']._serialized_end=1543
   _globals['_GETSERVERINFOREQUEST']._serialized_start=106
   _globals['_GETSERVERINFOREQUEST']._serialized_end=128
   _globals['_GETSERVERINFORESPONSE']._serialized_start=131
-  _globals['_GETSERVERINFORESPONSE']._serialized_end=617
-  _globals['_DATABASEINFO']._serialized_start=620
-  _globals['_DATABASEINFO']._serialized_end=779
-  _globals['_LIMITS']._serialized_start=782
-  _globals['_LIMITS']._serialized_end=1202
-  _globals['_SERVERSERVICE']._serialized_start=1410
-  _globals['_SERVERSERVICE']._serialized_end=1513
+  _globals['_GETSERVERINFORESPONSE']._serialized_end=669
+  _globals['_DATABASEINFO']._serialized_start=672
+  _globals['_DATABASEINFO']._serialized_end=831
+  _globals['_LIMITS']._serialized_start=834
+  _globals['_LIMITS']._serialized_end=1254
+  _globals['_SERVERSERVICE']._serialized_start=1545
+  _globals['_SERVERSERVICE']._serialized_end=1648
 # @@protoc_insertion_point(module_scope)

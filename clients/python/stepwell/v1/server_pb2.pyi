@@ -43,6 +43,30 @@ DATABASE_KIND_POSTGRESQL: DatabaseKind.ValueType  # 2
 """PostgreSQL, any number of replicas."""
 Global___DatabaseKind: _TypeAlias = DatabaseKind  # noqa: Y015
 
+class _WakeMode:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _WakeModeEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_WakeMode.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    WAKE_MODE_UNSPECIFIED: _WakeMode.ValueType  # 0
+    """Never sent."""
+    WAKE_MODE_HINTS: _WakeMode.ValueType  # 1
+    """By hints, within milliseconds; or it is the only server and needs none."""
+    WAKE_MODE_POLLING: _WakeMode.ValueType  # 2
+    """Hints do not come through: it looks by itself, four times a second while something is due soon."""
+
+class WakeMode(_WakeMode, metaclass=_WakeModeEnumTypeWrapper):
+    """WakeMode is how a replica hears of what the others commit. Work is found in any mode; the mode says how soon."""
+
+WAKE_MODE_UNSPECIFIED: WakeMode.ValueType  # 0
+"""Never sent."""
+WAKE_MODE_HINTS: WakeMode.ValueType  # 1
+"""By hints, within milliseconds; or it is the only server and needs none."""
+WAKE_MODE_POLLING: WakeMode.ValueType  # 2
+"""Hints do not come through: it looks by itself, four times a second while something is due soon."""
+Global___WakeMode: _TypeAlias = WakeMode  # noqa: Y015
+
 class _DispatchMode:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -100,6 +124,7 @@ class GetServerInfoResponse(_message.Message):
     DATABASE_FIELD_NUMBER: _builtins.int
     DISPATCH_MODE_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
+    WAKE_MODE_FIELD_NUMBER: _builtins.int
     version: _builtins.str
     """Version of the server, such as "0.1.0" (Semantic Versioning)."""
     min_protocol_version: _builtins.int
@@ -112,6 +137,8 @@ class GetServerInfoResponse(_message.Message):
     """True if the clock is virtual and moves by ClockService.AdvanceClock only."""
     dispatch_mode: Global___DispatchMode.ValueType
     """Who turns due tasks into work on this replica."""
+    wake_mode: Global___WakeMode.ValueType
+    """How this replica hears of what the others commit."""
     @_builtins.property
     def started_at(self) -> _timestamp_pb2.Timestamp:
         """When this process started serving, by real time also where the clock is virtual."""
@@ -141,10 +168,11 @@ class GetServerInfoResponse(_message.Message):
         database: Global___DatabaseInfo | None = ...,
         dispatch_mode: Global___DispatchMode.ValueType = ...,
         limits: Global___Limits | None = ...,
+        wake_mode: Global___WakeMode.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["database", b"database", "limits", b"limits", "now", b"now", "started_at", b"started_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["database", b"database", "dispatch_mode", b"dispatch_mode", "limits", b"limits", "max_protocol_version", b"max_protocol_version", "min_protocol_version", b"min_protocol_version", "now", b"now", "replica_id", b"replica_id", "started_at", b"started_at", "version", b"version", "virtual_clock", b"virtual_clock"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["database", b"database", "dispatch_mode", b"dispatch_mode", "limits", b"limits", "max_protocol_version", b"max_protocol_version", "min_protocol_version", b"min_protocol_version", "now", b"now", "replica_id", b"replica_id", "started_at", b"started_at", "version", b"version", "virtual_clock", b"virtual_clock", "wake_mode", b"wake_mode"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -70,6 +70,49 @@ export function databaseKindToJSON(object: DatabaseKind): string {
   }
 }
 
+/** WakeMode is how a replica hears of what the others commit. Work is found in any mode; the mode says how soon. */
+export enum WakeMode {
+  /** WAKE_MODE_UNSPECIFIED - Never sent. */
+  WAKE_MODE_UNSPECIFIED = 0,
+  /** WAKE_MODE_HINTS - By hints, within milliseconds; or it is the only server and needs none. */
+  WAKE_MODE_HINTS = 1,
+  /** WAKE_MODE_POLLING - Hints do not come through: it looks by itself, four times a second while something is due soon. */
+  WAKE_MODE_POLLING = 2,
+  UNRECOGNIZED = -1,
+}
+
+export function wakeModeFromJSON(object: any): WakeMode {
+  switch (object) {
+    case 0:
+    case "WAKE_MODE_UNSPECIFIED":
+      return WakeMode.WAKE_MODE_UNSPECIFIED;
+    case 1:
+    case "WAKE_MODE_HINTS":
+      return WakeMode.WAKE_MODE_HINTS;
+    case 2:
+    case "WAKE_MODE_POLLING":
+      return WakeMode.WAKE_MODE_POLLING;
+    case -1:
+    case "UNRECOGNIZED":
+    default:
+      return WakeMode.UNRECOGNIZED;
+  }
+}
+
+export function wakeModeToJSON(object: WakeMode): string {
+  switch (object) {
+    case WakeMode.WAKE_MODE_UNSPECIFIED:
+      return "WAKE_MODE_UNSPECIFIED";
+    case WakeMode.WAKE_MODE_HINTS:
+      return "WAKE_MODE_HINTS";
+    case WakeMode.WAKE_MODE_POLLING:
+      return "WAKE_MODE_POLLING";
+    case WakeMode.UNRECOGNIZED:
+    default:
+      return "UNRECOGNIZED";
+  }
+}
+
 /** DispatchMode is who turns due tasks into leased work. */
 export enum DispatchMode {
   /** DISPATCH_MODE_UNSPECIFIED - Never sent. */
@@ -144,7 +187,11 @@ export interface GetServerInfoResponse {
   /** Who turns due tasks into work on this replica. */
   dispatchMode: DispatchMode;
   /** What this server accepts. */
-  limits?: Limits | undefined;
+  limits?:
+    | Limits
+    | undefined;
+  /** How this replica hears of what the others commit. */
+  wakeMode: WakeMode;
 }
 
 /** DatabaseInfo describes the database. */
@@ -250,6 +297,7 @@ function createBaseGetServerInfoResponse(): GetServerInfoResponse {
     database: undefined,
     dispatchMode: 0,
     limits: undefined,
+    wakeMode: 0,
   };
 }
 
@@ -284,6 +332,9 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
     }
     if (message.limits !== undefined) {
       Limits.encode(message.limits, writer.uint32(82).fork()).join();
+    }
+    if (message.wakeMode !== 0) {
+      writer.uint32(88).int32(message.wakeMode);
     }
     return writer;
   },
@@ -381,6 +432,14 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
             message.limits = Limits.decode(reader, reader.uint32());
             continue;
           }
+          case 11: {
+            if (tag !== 88) {
+              break;
+            }
+
+            message.wakeMode = reader.int32() as any;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -429,6 +488,11 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
         ? dispatchModeFromJSON(object.dispatch_mode)
         : 0,
       limits: isSet(object.limits) ? Limits.fromJSON(object.limits) : undefined,
+      wakeMode: isSet(object.wakeMode)
+        ? wakeModeFromJSON(object.wakeMode)
+        : isSet(object.wake_mode)
+        ? wakeModeFromJSON(object.wake_mode)
+        : 0,
     };
   },
 
@@ -464,6 +528,9 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
     if (message.limits !== undefined) {
       obj.limits = Limits.toJSON(message.limits);
     }
+    if (message.wakeMode !== 0) {
+      obj.wakeMode = wakeModeToJSON(message.wakeMode);
+    }
     return obj;
   },
 
@@ -486,6 +553,7 @@ export const GetServerInfoResponse: MessageFns<GetServerInfoResponse> = {
     message.limits = (object.limits !== undefined && object.limits !== null)
       ? Limits.fromPartial(object.limits)
       : undefined;
+    message.wakeMode = object.wakeMode ?? 0;
     return message;
   },
 };

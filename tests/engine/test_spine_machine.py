@@ -1,0 +1,542 @@
+"""The spine against a model: whatever is called in whatever order, the rows are what a few plain rules say they are.
+
+Lease time is in minutes here, and every pass of it is a multiple of ten while every lease ends on an odd five, so that
+the time which the test itself takes never decides anything.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Callable, Coroutine, Iterator, Sequence
+from contextlib import AsyncExitStack, contextmanager
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Any
+
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from sqlalchemy import Row, delete, make_url, select
+
+from stepwell_server.app import open_database
+from stepwell_server.domain.leases import Held, LeaseTimes, Owner
+from stepwell_server.domain.tasks import Handler, NewTask, Reason, Stop, Task, TaskKind, TaskStatus, Verdict
+from stepwell_server.domain.times import HOUR, MINUTE
+from stepwell_server.engine import tasks as calls
+from stepwell_server.engine.groups import HotCall
+from stepwell_server.engine.tasks import Answer
+from stepwell_server.storage import migrate
+from stepwell_server.storage import tasks as store
+from stepwell_server.storage.clock import db_now, lease_now
+from stepwell_server.storage.database import READ, Tx
+from stepwell_server.storage.schema import handlers as handlers_table
+from stepwell_server.storage.schema import tasks as tasks_table
+from stepwell_server.storage.tasks import Served
+from tests.support.spine import Spine, running
+
+SETTINGS = settings(  # the rest is the profile's: under CI, hypothesis's own is derandomized
+    max_examples=100,
+    stateful_step_count=30,
+    deadline=None,
+    database=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+LEASE, ACK_WINDOW, GRACE, TRUSTED_GAP = 35, 15, 5, 17.5
+TIMES = LeaseTimes(lease=LEASE * MINUTE, ack_window=ACK_WINDOW * MINUTE, reconnect_grace=GRACE * MINUTE)
+
+FREE = Handler("default", TaskKind.WORKFLOW, "free")
+LIMITED = Handler("default", TaskKind.WORKFLOW, "limited")
+HANDLERS = (FREE, LIMITED)
+LIMIT = 1
+OWNERS = [Owner(session * 32, connection) for session in "ab" for connection in (1, 2)]
+STALE = Answer(Verdict.STALE)
+
+owners = st.sampled_from(OWNERS)
+priorities = st.sampled_from([0, 5, 9])
+back = st.integers(0, 4)  # how long ago it was made: most calls are about what is new, some about what is long gone
+jumps = st.sampled_from([1, 1, 2, 0, -1])  # from the last frame to this one: next, skipping one, repeated, older
+
+
+# ---- the model
+
+
+@dataclass
+class Ticket:
+    """A task, as far as anybody can tell."""
+
+    id: int
+    handler: Handler
+    key: str
+    priority: int
+    due: bool
+    status: TaskStatus = TaskStatus.PENDING
+    fence: int = 0
+    frame: int = 0
+    revision: int = 0
+    stop: Stop = Stop.NONE
+    wake_again: bool = False
+    reason: Reason = Reason.RUN
+    interruptions: int = 0
+    acked: bool = False
+    open_steps: str = ""
+    owner: Owner | None = None
+    until: int | None = None
+
+    def answer(self, verdict: Verdict, revision: int | None = None) -> Answer:
+        return Answer(verdict, self.stop, self.wake_again, self.revision if revision is None else revision)
+
+    def let_go(self) -> None:
+        self.status, self.owner, self.until, self.acked = TaskStatus.PENDING, None, None, False
+
+    def forget_attempt(self) -> None:
+        self.wake_again, self.interruptions, self.open_steps = False, 0, ""
+
+
+@dataclass
+class Model:
+    """Every task there is, and lease time in minutes."""
+
+    tickets: dict[int, Ticket] = field(default_factory=dict)
+    now: int = 0
+    last_tick: int = 0
+
+    def find(self, handler: Handler, key: str) -> Ticket | None:
+        return next((one for one in self.tickets.values() if (one.handler, one.key) == (handler, key)), None)
+
+    def held(self, handler: Handler | None = None) -> list[Ticket]:
+        held = [one for one in self.tickets.values() if one.status is TaskStatus.PROCESSING]
+        return [one for one in held if handler in (None, one.handler)]
+
+    def claimable(self, handler: Handler, credits: int) -> tuple[list[Ticket], int]:
+        """What is due of a handler, and how many of it may be had."""
+        due = [one for one in self.tickets.values() if one.status is TaskStatus.PENDING and one.due]
+        free = min(credits, LIMIT - len(self.held(handler))) if handler == LIMITED else credits
+        return [one for one in due if one.handler == handler], max(free, 0)
+
+    def claim(self, task_id: int, fence: int, owner: Owner) -> None:
+        one = self.tickets[task_id]
+        one.status, one.fence, one.frame = TaskStatus.PROCESSING, fence, 0
+        one.owner, one.acked, one.until = owner, False, self.now + ACK_WINDOW
+
+    # ---- by the holder, about the lease
+
+    def renew(self, held: Held, owner: Owner) -> Answer:
+        one = self._held_under(held)
+        if one is None or one.owner is None or one.owner.session_id != owner.session_id:
+            return STALE
+        if one.owner.connection > owner.connection:
+            return STALE
+        one.owner, one.acked, one.until = owner, True, self.now + LEASE
+        return one.answer(Verdict.ACCEPTED)
+
+    def shorten(self, held: Held, owner: Owner) -> Answer:
+        one = self._held_under(held)
+        if one is None or one.owner != owner or one.until is None:
+            return STALE
+        one.until = min(one.until, self.now + GRACE)
+        return one.answer(Verdict.ACCEPTED)
+
+    def give_back(self, held: Held, owner: Owner) -> Answer:
+        one = self._held_under(held)
+        if one is None or one.owner != owner:
+            return STALE
+        one.let_go()
+        return one.answer(Verdict.ACCEPTED)
+
+    def _held_under(self, held: Held) -> Ticket | None:
+        one = self.tickets.get(held.task_id)
+        return one if one and (one.fence, one.status) == (held.fence, TaskStatus.PROCESSING) else None
+
+    # ---- by the holder, numbered
+
+    def next_frame(self, held: Held, jump: int) -> int:
+        one = self.tickets.get(held.task_id)
+        return max(1, jump + (one.frame if one else 1))
+
+    def advance(self, held: Held, number: int, open_steps: str) -> Answer:
+        def note(one: Ticket) -> None:
+            one.interruptions, one.open_steps = 0, open_steps
+
+        return self._frame(held, number, note)
+
+    def release(self, held: Held, number: int, *, due: bool, priority: int) -> Answer:
+        return self._frame(held, number, lambda one: self._wait(one, Reason.WAKE, priority, due=due))
+
+    def finish(self, held: Held, number: int) -> Answer:
+        one = self._held_under(held)
+        if one is None or one.wake_again or number <= one.frame:
+            return self._frame(held, number, lambda one: self._wait(one, Reason.WAKE, one.priority, due=True))
+        del self.tickets[one.id]
+        return one.answer(Verdict.ACCEPTED)
+
+    def _frame(self, held: Held, number: int, apply: Callable[[Ticket], None]) -> Answer:
+        one = self.tickets.get(held.task_id)
+        if one is None or one.fence != held.fence:
+            return STALE
+        if number <= one.frame:
+            return one.answer(Verdict.REPEATED)
+        if one.status is not TaskStatus.PROCESSING:
+            return STALE
+        answer = one.answer(Verdict.ACCEPTED, one.revision + 1)
+        one.frame, one.revision = number, one.revision + 1
+        apply(one)
+        return answer
+
+    def _wait(self, one: Ticket, reason: Reason, priority: int, *, due: bool) -> None:
+        one.let_go()
+        one.due, one.reason, one.priority = due or one.wake_again, reason, priority
+        one.forget_attempt()
+        if one.stop is Stop.PAUSE:
+            one.status, one.stop = TaskStatus.PARKED, Stop.NONE
+
+    # ---- from outside
+
+    def wake(self, task_id: int, priority: int) -> bool:
+        one = self.tickets.get(task_id)
+        if one and one.status is TaskStatus.PENDING:
+            one.due, one.reason, one.priority = True, Reason.WAKE, priority
+        if one and one.status is TaskStatus.PROCESSING:
+            one.wake_again = True
+        return one is not None
+
+    def pause(self, one: Ticket) -> None:
+        if one.status is TaskStatus.PROCESSING:
+            one.stop = Stop.PAUSE
+        else:
+            one.status, one.stop = TaskStatus.PARKED, Stop.NONE
+
+    def resume(self, one: Ticket, priority: int) -> None:
+        if one.status is TaskStatus.PROCESSING:
+            one.stop = Stop.NONE
+        if one.status is TaskStatus.PARKED:
+            one.status, one.due, one.reason, one.priority = TaskStatus.PENDING, True, Reason.RESUME, priority
+            one.wake_again = False
+
+    def seize(self, one: Ticket, fence: int) -> None:
+        one.let_go()
+        one.forget_attempt()
+        one.fence, one.stop = fence, Stop.NONE
+
+    # ---- time
+
+    def tick(self) -> bool:
+        gap = self.now - self.last_tick > TRUSTED_GAP
+        for one in self.held():
+            if gap and one.until is not None and one.until > self.last_tick:
+                one.until = self.now + LEASE
+        self.last_tick = self.now
+        return gap
+
+    def sweep(self) -> list[int]:
+        trusted = self.now - self.last_tick < TRUSTED_GAP
+        lapsed = [one for one in self.held() if trusted and one.until is not None and one.until <= self.now]
+        for one in lapsed:
+            one.interruptions += one.acked
+            one.let_go()
+            one.due, one.reason = True, Reason.TAKEOVER
+        return sorted(one.id for one in lapsed)
+
+
+# ---- the world: one database and one event loop for all examples of a test
+
+
+@dataclass(frozen=True)
+class Seen:
+    """All rows at one moment."""
+
+    now: int
+    lease_now: int
+    rows: dict[int, Row[Any]]
+
+
+@dataclass
+class World:
+    """The spine on a loop of its own, because hypothesis's machines are synchronous."""
+
+    runner: asyncio.Runner
+    spine: Spine
+    fences: set[int] = field(default_factory=set)
+    """Every fence that was ever issued."""
+    met: Counter[str] = field(default_factory=Counter)
+    """What happened how often: a machine in which nothing happens proves nothing."""
+
+    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return self.runner.run(work)
+
+    def transact(self, work: Callable[[Tx], Any]) -> Any:
+        return self.run(self.spine.db.run_tx(work))
+
+    def submit(self, batch: Sequence[HotCall]) -> list[Any]:
+        async def all_at_once() -> list[Any]:
+            return await asyncio.gather(*map(self.spine.submit, batch))
+
+        return list(self.run(all_at_once()))
+
+    def empty(self) -> None:
+        """As new, but for the fences."""
+
+        def work(tx: Tx) -> None:
+            tx.execute(delete(tasks_table))
+            tx.execute(delete(handlers_table))
+            store.note_handlers(tx, HANDLERS)
+            store.limit_handler(tx, LIMITED, concurrency=LIMIT)
+            store.tick_lease_clock(tx, TIMES)
+
+        self.transact(work)
+
+    def look(self) -> Seen:
+        def work(tx: Tx) -> Seen:
+            now, lease = tx.execute(select(db_now(), lease_now())).one()
+            return Seen(now, lease, {row.id: row for row in tx.execute(select(tasks_table))})
+
+        seen: Seen = self.run(self.spine.db.run_tx(work, READ))
+        return seen
+
+
+@contextmanager
+def world_on(database_url: str) -> Iterator[World]:
+    """Open the database and start the committer; on the way out, stop and close."""
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        stack = AsyncExitStack()
+
+        async def start() -> Spine:
+            db = open_database(make_url(database_url))
+            stack.push_async_callback(db.close)
+            await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
+            return await stack.enter_async_context(running(Spine(db, TIMES)))
+
+        try:
+            yield World(runner, runner.run(start()))
+        finally:
+            runner.run(stack.aclose())
+
+
+# ---- the machine
+
+
+class Kind(Enum):
+    """What the holder of a task says, or used to hold and still says; and wakes, which come at any time."""
+
+    RENEW = auto()
+    SHORTEN = auto()
+    GIVE_BACK = auto()
+    ADVANCE = auto()
+    RELEASE = auto()
+    FINISH = auto()
+    WAKE = auto()
+
+
+@dataclass(frozen=True)
+class Move:
+    """A hot call about a task that was claimed. Not every kind uses every part."""
+
+    kind: Kind
+    ago: int
+    by: Owner | None
+    """None: whoever claimed it."""
+    jump: int
+    due: bool
+    priority: int
+
+
+def decide(move: Move, held: Held, claimer: Owner, model: Model, now: int) -> tuple[HotCall, Any]:
+    """The call, and the answer that the model gives to it."""
+    by, number, priority = move.by or claimer, model.next_frame(held, move.jump), move.priority
+    match move.kind:
+        case Kind.RENEW:
+            return calls.Renew(held=held, owner=by, times=TIMES), model.renew(held, by)
+        case Kind.SHORTEN:
+            return calls.Shorten(held=held, owner=by, times=TIMES), model.shorten(held, by)
+        case Kind.GIVE_BACK:
+            return calls.GiveBack(held=held, owner=by), model.give_back(held, by)
+        case Kind.ADVANCE:
+            steps = "charge" if move.due else ""
+            return calls.Advance(held=held, number=number, open_steps=steps), model.advance(held, number, steps)
+        case Kind.RELEASE:
+            run_at = now if move.due else now + HOUR
+            call = calls.Release(held=held, number=number, run_at=run_at, reason=Reason.WAKE, priority=priority)
+            return call, model.release(held, number, due=move.due, priority=priority)
+        case Kind.FINISH:
+            return calls.Finish(held=held, number=number), model.finish(held, number)
+        case Kind.WAKE:
+            return calls.Wake(held.task_id, priority), model.wake(held.task_id, priority)
+
+
+moves = st.builds(
+    Move, st.sampled_from(Kind), ago=back, by=st.none() | owners, jump=jumps, due=st.booleans(), priority=priorities
+)
+somebody_claimed = precondition(lambda machine: machine.leases)
+something_was_made = precondition(lambda machine: machine.made)
+
+
+class SpineMachine(RuleBasedStateMachine):
+    """Two sessions with two connections each, three keys, two handlers of which one has a limit."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__()
+        self.world = world
+        self.model = Model()
+        self.leases: list[tuple[Held, Owner]] = []
+        self.made: list[int] = []
+        world.empty()
+        self.seen = world.look()
+
+    def lease(self, ago: int) -> tuple[Held, Owner]:
+        return self.leases[max(-1 - ago, -len(self.leases))]
+
+    def is_new(self, fence: int) -> bool:
+        new = fence not in self.world.fences
+        self.world.fences.add(fence)
+        return new
+
+    def make(self, *batch: Move) -> None:
+        """Let the model decide the moves one after the other, the spine all at once, and compare the answers."""
+        decided = [decide(move, *self.lease(move.ago), self.model, self.seen.now) for move in batch]
+        answers = self.world.submit([call for call, _ in decided])
+        assert answers == [expected for _, expected in decided]
+        self.world.met.update(
+            f"{move.kind.name} {getattr(one, 'verdict', one)}" for move, one in zip(batch, answers, strict=True)
+        )
+        if all(isinstance(one, Answer) and one.verdict is not Verdict.ACCEPTED for one in answers):
+            assert self.world.look().rows == self.seen.rows, "a call that did not count changed something"
+
+    # ---- tasks come and are taken
+
+    @rule(handler=st.sampled_from(HANDLERS), key=st.sampled_from("xyz"), priority=priorities, due=st.booleans())
+    def schedule(self, handler: Handler, key: str, priority: int, due: bool) -> None:
+        run_at = None if due else self.seen.now + HOUR
+        (task,) = self.world.submit([calls.Schedule(NewTask(handler, key, run_at=run_at, priority=priority))])
+        assert (task is None) == (self.model.find(handler, key) is not None)
+        if task is not None:
+            assert task.id not in self.model.tickets
+            self.model.tickets[task.id] = Ticket(task.id, handler, key, priority, due)
+            self.made.append(task.id)
+
+    @rule(owner=owners, credits=st.tuples(st.integers(0, 3), st.integers(0, 3)))
+    def claim(self, owner: Owner, credits: tuple[int, int]) -> None:
+        def urgency(one: Ticket) -> tuple[int, int, int]:
+            return one.priority, self.seen.rows[one.id].run_at, one.id
+
+        expected: list[Ticket] = []
+        for handler, credit in zip(HANDLERS, credits, strict=True):
+            due, free = self.model.claimable(handler, credit)
+            expected += sorted(due, key=urgency)[:free]
+        served = [Served(handler, credit) for handler, credit in zip(HANDLERS, credits, strict=True)]
+        claimed: list[Task] = self.world.submit([calls.Claim(served, owner)])[0]
+
+        assert [task.id for task in claimed] == [one.id for one in sorted(expected, key=urgency)]
+        for task in claimed:
+            assert self.is_new(task.fence)
+            self.model.claim(task.id, task.fence, owner)
+            self.leases.append((Held(task.id, task.fence), owner))
+
+    # ---- what holders say
+
+    @somebody_claimed
+    @rule(move=moves)
+    def say(self, move: Move) -> None:
+        self.make(move)
+
+    @somebody_claimed
+    @rule(batch=st.lists(moves, min_size=2, max_size=5))
+    def say_much_at_once(self, batch: list[Move]) -> None:
+        self.make(*batch)
+
+    # ---- what others do
+
+    @something_was_made
+    @rule(ago=back, priority=priorities)
+    def wake(self, ago: int, priority: int) -> None:
+        task_id = self.made[max(-1 - ago, -len(self.made))]
+        assert self.world.submit([calls.Wake(task_id, priority)]) == [self.model.wake(task_id, priority)]
+
+    @something_was_made
+    @rule(ago=back, priority=priorities, action=st.sampled_from(["pause", "resume", "seize"]))
+    def manage(self, ago: int, priority: int, action: str) -> None:
+        task_id = self.made[max(-1 - ago, -len(self.made))]
+        one = self.model.tickets.get(task_id)
+        match action:
+            case "pause":
+                task = self.world.transact(lambda tx: calls.pause(tx, task_id))
+            case "resume":
+                task = self.world.transact(lambda tx: calls.resume(tx, task_id, priority))
+            case _:
+                task = self.world.transact(lambda tx: calls.seize(tx, task_id))
+        assert (task is None) == (one is None)
+        if one is None:
+            return
+        match action:
+            case "pause":
+                self.model.pause(one)
+            case "resume":
+                self.model.resume(one, priority)
+            case _:
+                assert self.is_new(task.fence)
+                self.model.seize(one, task.fence)
+
+    # ---- time
+
+    @rule(minutes=st.sampled_from([10, 20, 40]), ticking=st.booleans())
+    def time_passes(self, minutes: int, ticking: bool) -> None:
+        self.world.run(self.world.spine.pass_lease_time(minutes * 60, ticking=ticking))
+        self.model.now += minutes
+        if ticking:
+            self.model.last_tick += minutes
+
+    @rule()
+    def tick(self) -> None:
+        assert self.world.run(self.world.spine.tick()) == self.model.tick()
+
+    @rule()
+    def sweep(self) -> None:
+        assert sorted(task.id for task in self.world.run(self.world.spine.sweep())) == self.model.sweep()
+
+    # ---- what is always true
+
+    @invariant()
+    def rows_are_the_models(self) -> None:
+        self.seen = self.world.look()
+        assert [stored(row, self.seen) for row in self.seen.rows.values()] == [
+            modelled(self.model.tickets[one], self.model.now) for one in self.seen.rows if one in self.model.tickets
+        ]
+        assert self.seen.rows.keys() == self.model.tickets.keys()
+
+    @invariant()
+    def nobody_holds_what_is_not_held(self) -> None:
+        for row in self.seen.rows.values():
+            held = (row.session_id is not None, row.connection is not None, row.locked_until is not None)
+            assert held == (row.status == TaskStatus.PROCESSING,) * 3
+
+    @invariant()
+    def one_key_has_one_task_and_the_limit_holds(self) -> None:
+        rows = list(self.seen.rows.values())
+        assert len({(row.name, row.key) for row in rows}) == len(rows)
+        assert len([row for row in rows if row.name == "limited" and row.session_id]) <= LIMIT
+
+
+def stored(row: Row[Any], seen: Seen) -> dict[str, Any]:
+    """What the model knows of a row."""
+    same = ("id", "key", "priority", "status", "fence", "revision", "stop", "reason", "interruptions", "open_steps")
+    return {name: getattr(row, name) for name in same} | {
+        "name": row.name,
+        "frame": row.frame_number,
+        "wake_again": bool(row.wake_again),
+        "acked": bool(row.acked),
+        "owner": None if row.session_id is None else Owner(row.session_id, row.connection),
+        "due": row.run_at <= seen.now,
+        # Rounded to the model's grid of five minutes: what the test itself took is not counted.
+        "lasts": None if row.locked_until is None else round((row.locked_until - seen.lease_now) / (5 * MINUTE)) * 5,
+    }
+
+
+def modelled(one: Ticket, now: int) -> dict[str, Any]:
+    """A ticket as `stored` shows its row."""
+    known = {name: value for name, value in vars(one).items() if name not in ("handler", "until")}
+    return known | {"name": one.handler.name, "lasts": None if one.until is None else one.until - now}
+
+
+def test_the_spine_does_what_the_model_says(database_url: str) -> None:
+    with world_on(database_url) as world:
+        run_state_machine_as_test(lambda: SpineMachine(world), settings=SETTINGS)

@@ -1,0 +1,246 @@
+"""The wake bus: when something can be claimed next, by commits, hints and the sweep."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, field
+
+import pytest
+
+from stepwell_server.domain.tasks import Handler, TaskKind
+from stepwell_server.domain.times import HOUR, SECOND
+from stepwell_server.engine import tasks as calls
+from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
+from stepwell_server.engine.loops.relay_hints import HintRelay
+from stepwell_server.engine.loops.sweep import Sweep
+from stepwell_server.engine.wakes import DatabaseTime, WakeBus
+from stepwell_server.storage import tasks as store
+from stepwell_server.storage.hints import Hints, NoHints, PostgresqlHints
+from tests.support.spine import ANNA, ORDER, Spine
+
+OTHER = Handler("default", TaskKind.WORKFLOW, "other")
+
+
+def everything(handler: Handler) -> bool:
+    return True
+
+
+async def nobody(reachable: bool) -> None:
+    """Reports go nowhere."""
+
+
+@dataclass
+class Replica:
+    """A spine with its wake bus, and the loops that feed it."""
+
+    spine: Spine
+    hints: Hints = field(default_factory=NoHints)
+
+    def __post_init__(self) -> None:
+        self.bus = WakeBus(DatabaseTime(virtual=False))
+        self.relay = HintRelay(self.spine.db, self.hints)
+        self.sweep = Sweep(self.spine.db, self.bus, self.hints, self.spine.times, nobody)
+        self.spine.committer.on_commit = self._committed
+
+    def _committed(self, result: object) -> None:
+        self.bus.note(result.touched)  # type: ignore[attr-defined]
+        self.relay.note(result.touched)  # type: ignore[attr-defined]
+
+    @asynccontextmanager
+    async def at_work(self) -> AsyncIterator[Replica]:
+        loops: list[Callable[[], Awaitable[None]]] = [
+            self.relay.run,
+            lambda: refresh_wakes(self.spine.db, self.bus),
+            lambda: self.hints.listen(self.bus.note),
+        ]
+        tasks = [asyncio.ensure_future(loop()) for loop in loops]
+        try:
+            yield self
+        finally:
+            for task in tasks:
+                task.cancel()
+                with suppress(asyncio.CancelledError):
+                    await task
+
+    async def until(self, condition: Callable[[], bool]) -> None:
+        async with asyncio.timeout(10):
+            while not condition():
+                await self.bus.changed_since(self.bus.number)
+
+    def due_at(self) -> int | None:
+        return self.bus.next_wake(everything).due_at
+
+
+@pytest.fixture
+async def replica(spine: Spine) -> AsyncIterator[Replica]:
+    async with Replica(spine).at_work() as one:
+        yield one
+
+
+async def test_a_commit_makes_the_next_wake_earlier_and_a_finish_makes_it_none(replica: Replica) -> None:
+    later = await replica.spine.now() + HOUR
+    await replica.spine.schedule("later", run_at=later)
+    await replica.until(lambda: replica.due_at() == later)
+
+    now = await replica.spine.schedule("now")
+    await replica.until(lambda: replica.due_at() == now.run_at)
+
+    task = await replica.spine.claim_one()
+    await replica.spine.finish(task)
+    await replica.until(lambda: replica.due_at() == later)
+
+
+async def test_numbers_grow_with_changes_and_only_with_changes(replica: Replica) -> None:
+    await replica.spine.schedule(run_at=await replica.spine.now() + HOUR)
+    await replica.until(lambda: replica.due_at() is not None)
+    number = replica.bus.number
+
+    await replica.sweep.once()
+    assert replica.bus.number == number
+
+
+async def test_held_work_counts_by_the_end_of_its_lease(replica: Replica) -> None:
+    await replica.spine.schedule()
+    task = await replica.spine.claim_one()
+    await replica.until(lambda: replica.due_at() is None)
+
+    wake = replica.bus.next_wake(everything)
+
+    assert wake.lapses_at == task.locked_until
+
+
+async def test_what_cannot_be_claimed_does_not_count(spine: Spine) -> None:
+    """Rule 14: parked, paused and saturated."""
+    parked = await spine.schedule("parked")
+    await spine.db.run_tx(lambda tx: calls.pause(tx, parked.id))
+    assert await due(spine) is None
+
+    task = await spine.schedule("due")
+    assert await due(spine) == task.run_at
+    await spine.db.run_tx(lambda tx: store.limit_handler(tx, ORDER, concurrency=None, is_paused=True))
+    assert await due(spine) is None
+
+    await spine.db.run_tx(lambda tx: store.limit_handler(tx, ORDER, concurrency=1))
+    await spine.schedule("waiting")
+    held = await spine.claim_one()
+    (wake,) = await spine.db.run_tx(store.next_wakes)
+    assert (wake.due_at, wake.lapses_at) == (None, held.locked_until)
+
+
+async def due(spine: Spine) -> int | None:
+    (wake,) = await spine.db.run_tx(store.next_wakes)
+    return wake.due_at
+
+
+async def test_next_wakes_are_told_handler_by_handler(replica: Replica) -> None:
+    mine = await replica.spine.schedule("a")
+    theirs = await replica.spine.schedule("b", handler=OTHER)
+    await replica.until(lambda: len(replica.bus.due_handlers(everything)) == 2)
+
+    assert replica.bus.due_handlers(everything) == [(ORDER, mine.run_at), (OTHER, theirs.run_at)]
+    assert replica.bus.next_wake(lambda handler: handler == OTHER).due_at == theirs.run_at
+
+
+async def test_a_timer_fires_by_the_databases_time_and_hears_of_earlier_work(replica: Replica) -> None:
+    waiting = asyncio.create_task(replica.bus.wait_until_due(everything))
+    await replica.spine.schedule("far", run_at=await replica.spine.now() + HOUR)
+    await replica.until(lambda: replica.due_at() is not None)
+    assert not waiting.done()
+
+    soon = await replica.spine.now() + SECOND // 20
+    await replica.spine.schedule("soon", run_at=soon)
+    async with asyncio.timeout(10):
+        await waiting
+
+    assert await replica.spine.now() >= soon
+
+
+async def test_a_thousand_subscribers_ask_nothing(replica: Replica) -> None:
+    statements: list[str] = []
+    subscribers = [asyncio.create_task(replica.bus.changed_since(replica.bus.number)) for _ in range(1000)]
+    await asyncio.sleep(0)
+
+    with replica.spine.db.failpoints.install(statements.append):
+        await replica.spine.schedule()
+        await asyncio.gather(*subscribers)
+
+    refreshes = [one for one in statements if one == "after-commit/refresh-wakes"]
+    assert len(refreshes) <= 2
+
+
+async def test_the_sweep_finds_what_no_hint_told(spine: Spine) -> None:
+    blind = Replica(spine)
+    task = await spine.schedule()
+    assert blind.due_at() is None
+
+    await blind.sweep.once()
+
+    assert blind.due_at() == task.run_at
+
+
+async def test_the_sweep_takes_lapsed_leases_back_and_writes_nothing_at_rest(spine: Spine) -> None:
+    replica = Replica(spine)
+    await spine.schedule()
+    await replica.sweep.once()
+    await spine.claim_one(ANNA)
+    await spine.pass_lease_time(11)
+
+    swept = await replica.sweep.once()
+    assert swept is not None and len(swept.lapsed) == 1
+
+    rest = await replica.sweep.once()
+    assert rest is not None and not rest.lapsed and not rest.gap
+
+
+async def test_replicas_hear_of_each_others_commits(replicas: tuple[Spine, Spine], postgres_url: str) -> None:
+    from sqlalchemy import make_url
+
+    here, there = (Replica(spine, PostgresqlHints(make_url(postgres_url))) for spine in replicas)
+    async with here.at_work(), there.at_work():
+        while not (here.hints.working and there.hints.working):
+            await asyncio.sleep(0.01)
+
+        task = await here.spine.schedule()
+        await there.until(lambda: there.due_at() == task.run_at)
+
+
+async def test_lost_hints_are_noticed_and_come_back(replicas: tuple[Spine, Spine], postgres_url: str, postgres) -> None:
+    from sqlalchemy import make_url
+
+    spine, other = replicas
+    replica = Replica(spine, PostgresqlHints(make_url(postgres_url)))
+    async with replica.at_work():
+        while not replica.hints.working:
+            await asyncio.sleep(0.01)
+        listening = (
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+            "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+        )
+        postgres.execute(listening, postgres_url)
+        while replica.hints.working:
+            await asyncio.sleep(0.001)
+
+        task = await other.schedule()  # nobody hints: the other spine has no relay
+        await replica.until(lambda: replica.due_at() == task.run_at)  # found when listening begins again
+        assert replica.hints.working
+
+
+async def test_a_ping_that_does_not_come_back_shows(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from sqlalchemy import make_url
+
+    from stepwell_server.storage import hints as module
+
+    hints = PostgresqlHints(make_url(postgres_url))
+    listening = asyncio.create_task(hints.listen(lambda handlers: None))
+    while not hints.working:
+        await asyncio.sleep(0.01)
+
+    monkeypatch.setattr(module, "PING_LIMIT", 0.01)
+    hints.expect_ping()  # and then it is never sent
+    while hints.working:
+        await asyncio.sleep(0.005)
+    listening.cancel()
+    with suppress(asyncio.CancelledError):
+        await listening
