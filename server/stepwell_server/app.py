@@ -28,7 +28,6 @@ from stepwell_server.api.ops import OpsListener
 from stepwell_server.api.server import ServerServicer
 from stepwell_server.config import Settings, split_address
 from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.groups import GroupResult
@@ -216,7 +215,7 @@ class App:
             bus.note(result.touched)
             relay.note(result.touched)
 
-        committer = Committer(self.db, LeaseTimes(), committed)
+        committer = Committer(self.db, self.settings.leases.to_times(), committed)
         sweep = Sweep(self.db, bus, hints, committer.times, self._report_database)
         loops: dict[str, Callable[[], Awaitable[None]]] = {
             "committer": committer.run,

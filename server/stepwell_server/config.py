@@ -33,6 +33,7 @@ from pydantic_settings import (
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
+from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.times import to_micros
 
@@ -110,6 +111,24 @@ class LimitSettings(BaseModel):
         return Limits(**(self.model_dump() | {"timer": to_micros(self.timer)}))
 
 
+class LeaseSettings(BaseModel):
+    """How long work is held; `domain/leases.py` says what each means."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    lease: Seconds = Field(timedelta(seconds=30), ge=timedelta(seconds=1), title="SECONDS", description="a lease")
+    ack_window: Seconds = Field(
+        timedelta(seconds=10), gt=timedelta(0), title="SECONDS", description="how soon a task must be acknowledged"
+    )
+    reconnect_grace: Seconds = Field(
+        timedelta(seconds=5), title="SECONDS", description="how long work is kept when a stream breaks"
+    )
+
+    def to_times(self) -> LeaseTimes:
+        """The same as the domain knows it."""
+        return LeaseTimes(to_micros(self.lease), to_micros(self.ack_window), to_micros(self.reconnect_grace))
+
+
 class Settings(BaseSettings):
     """Everything an operator can decide. A field's title is what its flag takes."""
 
@@ -148,6 +167,7 @@ class Settings(BaseSettings):
     drain_grace: Seconds = Field(
         timedelta(seconds=25), title="SECONDS", description="after that, time for calls in flight to end"
     )
+    leases: LeaseSettings = Field(LeaseSettings(), description="how long work is held")
     limits: LimitSettings = Field(LimitSettings(), description="what callers may send")
 
     @property
