@@ -5,16 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Hashable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import pytest
 from sqlalchemy import text
 
 from stepwell_server.domain.errors import Internal, InvalidField, ServerBusy
+from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.domain.tasks import NewTask, Verdict
 from stepwell_server.engine import committer as committers
+from stepwell_server.engine import groups
 from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.groups import Group
+from stepwell_server.engine.groups import Group, GroupResult, Undecided
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Tx
 from tests.support.spine import ANNA, ORDER, Spine, held
@@ -91,6 +94,34 @@ async def test_a_call_that_the_database_cannot_take_fails_alone(spine: Spine) ->
     assert isinstance(results[10], Internal)
     assert not [one for one in results[:10] + results[11:] if isinstance(one, BaseException)]
     assert len(await spine.rows()) == 20
+
+
+async def test_halving_a_group_keeps_the_order_behind_an_undecided_call(
+    spine: Spine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(2):
+        await spine.schedule(str(number))
+    first, second = await spine.claim(credits=2)
+    decided: list[tuple[Hashable, int]] = []
+    locked_once: list[int] = []
+
+    def run_group(tx: Tx, group: Sequence[Any], times: LeaseTimes, *, waiting: bool) -> GroupResult:
+        if len(group) > 2:
+            raise RuntimeError("this group cannot be taken as a whole")
+        held_up = first.id if not locked_once else None
+        locked_once.append(first.id)
+        free = [call for call in group if call.entity != held_up]
+        decided.extend((call.entity, call.number) for call in free)
+        result = groups.run_group(tx, free, times, waiting=waiting)
+        answers = iter(result.answers)
+        return replace(result, answers=[Undecided() if call.entity == held_up else next(answers) for call in group])
+
+    monkeypatch.setattr(committers, "run_group", run_group)
+    frames = [spine.advance(first, 1), spine.advance(second, 1), spine.advance(first, 2), spine.advance(second, 2)]
+    answers = await asyncio.gather(*frames)
+
+    assert [answer.verdict for answer in answers] == [Verdict.ACCEPTED] * 4
+    assert [number for entity, number in decided if entity == first.id] == [1, 2]
 
 
 async def test_a_refused_call_is_refused_alone(spine: Spine) -> None:

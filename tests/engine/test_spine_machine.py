@@ -7,16 +7,16 @@ the time which the test itself takes never decides anything.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
-from enum import Enum, auto
 from typing import Any
 
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, settings, stateful
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy import Row, delete, make_url, select
 
 from stepwell_server.app import open_database
@@ -55,7 +55,7 @@ STALE = Answer(Verdict.STALE)
 
 owners = st.sampled_from(OWNERS)
 priorities = st.sampled_from([0, 5, 9])
-back = st.integers(0, 4)  # how long ago it was made: most calls are about what is new, some about what is long gone
+back = st.integers(0, 5)  # which lease a call is about: the living first
 jumps = st.sampled_from([1, 1, 2, 0, -1])  # from the last frame to this one: next, skipping one, repeated, older
 
 
@@ -102,9 +102,6 @@ class Model:
     now: int = 0
     last_tick: int = 0
 
-    def find(self, handler: Handler, key: str) -> Ticket | None:
-        return next((one for one in self.tickets.values() if (one.handler, one.key) == (handler, key)), None)
-
     def held(self, handler: Handler | None = None) -> list[Ticket]:
         held = [one for one in self.tickets.values() if one.status is TaskStatus.PROCESSING]
         return [one for one in held if handler in (None, one.handler)]
@@ -123,7 +120,7 @@ class Model:
     # ---- by the holder, about the lease
 
     def renew(self, held: Held, owner: Owner) -> Answer:
-        one = self._held_under(held)
+        one = self.held_under(held)
         if one is None or one.owner is None or one.owner.session_id != owner.session_id:
             return STALE
         if one.owner.connection > owner.connection:
@@ -132,20 +129,20 @@ class Model:
         return one.answer(Verdict.ACCEPTED)
 
     def shorten(self, held: Held, owner: Owner) -> Answer:
-        one = self._held_under(held)
+        one = self.held_under(held)
         if one is None or one.owner != owner or one.until is None:
             return STALE
         one.until = min(one.until, self.now + GRACE)
         return one.answer(Verdict.ACCEPTED)
 
     def give_back(self, held: Held, owner: Owner) -> Answer:
-        one = self._held_under(held)
+        one = self.held_under(held)
         if one is None or one.owner != owner:
             return STALE
         one.let_go()
         return one.answer(Verdict.ACCEPTED)
 
-    def _held_under(self, held: Held) -> Ticket | None:
+    def held_under(self, held: Held) -> Ticket | None:
         one = self.tickets.get(held.task_id)
         return one if one and (one.fence, one.status) == (held.fence, TaskStatus.PROCESSING) else None
 
@@ -165,7 +162,7 @@ class Model:
         return self._frame(held, number, lambda one: self._wait(one, Reason.WAKE, priority, due=due))
 
     def finish(self, held: Held, number: int) -> Answer:
-        one = self._held_under(held)
+        one = self.held_under(held)
         if one is None or one.wake_again or number <= one.frame:
             return self._frame(held, number, lambda one: self._wait(one, Reason.WAKE, one.priority, due=True))
         del self.tickets[one.id]
@@ -201,23 +198,21 @@ class Model:
             one.wake_again = True
         return one is not None
 
-    def pause(self, one: Ticket) -> None:
-        if one.status is TaskStatus.PROCESSING:
-            one.stop = Stop.PAUSE
-        else:
-            one.status, one.stop = TaskStatus.PARKED, Stop.NONE
-
-    def resume(self, one: Ticket, priority: int) -> None:
-        if one.status is TaskStatus.PROCESSING:
-            one.stop = Stop.NONE
-        if one.status is TaskStatus.PARKED:
-            one.status, one.due, one.reason, one.priority = TaskStatus.PENDING, True, Reason.RESUME, priority
-            one.wake_again = False
-
-    def seize(self, one: Ticket, fence: int) -> None:
-        one.let_go()
-        one.forget_attempt()
-        one.fence, one.stop = fence, Stop.NONE
+    def manage(self, one: Ticket, action: str, priority: int, fence: int) -> None:
+        match action, one.status:
+            case "pause", TaskStatus.PROCESSING:
+                one.stop = Stop.PAUSE
+            case "pause", _:
+                one.status, one.stop = TaskStatus.PARKED, Stop.NONE
+            case "resume", TaskStatus.PROCESSING:
+                one.stop = Stop.NONE
+            case "resume", TaskStatus.PARKED:
+                one.status, one.due, one.reason, one.priority = TaskStatus.PENDING, True, Reason.RESUME, priority
+                one.wake_again = False
+            case "seize", _:
+                one.let_go()
+                one.forget_attempt()
+                one.fence, one.stop = fence, Stop.NONE
 
     # ---- time
 
@@ -265,9 +260,6 @@ class World:
     def run(self, work: Coroutine[Any, Any, Any]) -> Any:
         return self.runner.run(work)
 
-    def transact(self, work: Callable[[Tx], Any]) -> Any:
-        return self.run(self.spine.db.run_tx(work))
-
     def submit(self, batch: Sequence[HotCall]) -> list[Any]:
         async def all_at_once() -> list[Any]:
             return await asyncio.gather(*map(self.spine.submit, batch))
@@ -284,7 +276,7 @@ class World:
             store.limit_handler(tx, LIMITED, concurrency=LIMIT)
             store.tick_lease_clock(tx, TIMES)
 
-        self.transact(work)
+        self.run(self.spine.db.run_tx(work))
 
     def look(self) -> Seen:
         def work(tx: Tx) -> Seen:
@@ -315,24 +307,15 @@ def world_on(database_url: str) -> Iterator[World]:
 
 # ---- the machine
 
-
-class Kind(Enum):
-    """What the holder of a task says, or used to hold and still says; and wakes, which come at any time."""
-
-    RENEW = auto()
-    SHORTEN = auto()
-    GIVE_BACK = auto()
-    ADVANCE = auto()
-    RELEASE = auto()
-    FINISH = auto()
-    WAKE = auto()
+ABOUT_LEASES = ("renew", "shorten", "give back")
+ABOUT_WORK = ("advance", "release", "finish", "wake")
 
 
 @dataclass(frozen=True)
 class Move:
     """A hot call about a task that was claimed. Not every kind uses every part."""
 
-    kind: Kind
+    kind: str
     ago: int
     by: Owner | None
     """None: whoever claimed it."""
@@ -345,33 +328,34 @@ def decide(move: Move, held: Held, claimer: Owner, model: Model, now: int) -> tu
     """The call, and the answer that the model gives to it."""
     by, number, priority = move.by or claimer, model.next_frame(held, move.jump), move.priority
     match move.kind:
-        case Kind.RENEW:
+        case "renew":
             return calls.Renew(held=held, owner=by, times=TIMES), model.renew(held, by)
-        case Kind.SHORTEN:
+        case "shorten":
             return calls.Shorten(held=held, owner=by, times=TIMES), model.shorten(held, by)
-        case Kind.GIVE_BACK:
+        case "give back":
             return calls.GiveBack(held=held, owner=by), model.give_back(held, by)
-        case Kind.ADVANCE:
+        case "advance":
             steps = "charge" if move.due else ""
             return calls.Advance(held=held, number=number, open_steps=steps), model.advance(held, number, steps)
-        case Kind.RELEASE:
+        case "release":
             run_at = now if move.due else now + HOUR
             call = calls.Release(held=held, number=number, run_at=run_at, reason=Reason.WAKE, priority=priority)
             return call, model.release(held, number, due=move.due, priority=priority)
-        case Kind.FINISH:
+        case "finish":
             return calls.Finish(held=held, number=number), model.finish(held, number)
-        case Kind.WAKE:
+        case _:
             return calls.Wake(held.task_id, priority), model.wake(held.task_id, priority)
 
 
-moves = st.builds(
-    Move, st.sampled_from(Kind), ago=back, by=st.none() | owners, jump=jumps, due=st.booleans(), priority=priorities
-)
-somebody_claimed = precondition(lambda machine: machine.leases)
-something_was_made = precondition(lambda machine: machine.made)
+def moves(*kinds: str) -> st.SearchStrategy[Move]:
+    by = st.sampled_from([None, None, None, *OWNERS])
+    return st.builds(Move, st.sampled_from(kinds), back, by=by, jump=jumps, due=st.booleans(), priority=priorities)
 
 
-class SpineMachine(RuleBasedStateMachine):
+somebody_holds = precondition(lambda machine: machine.model.held())
+
+
+class SpineMachine(stateful.RuleBasedStateMachine):
     """Two sessions with two connections each, three keys, two handlers of which one has a limit."""
 
     def __init__(self, world: World) -> None:
@@ -379,12 +363,13 @@ class SpineMachine(RuleBasedStateMachine):
         self.world = world
         self.model = Model()
         self.leases: list[tuple[Held, Owner]] = []
-        self.made: list[int] = []
         world.empty()
         self.seen = world.look()
 
     def lease(self, ago: int) -> tuple[Held, Owner]:
-        return self.leases[max(-1 - ago, -len(self.leases))]
+        """One of the leases that were ever given: first those that last, then the youngest."""
+        ordered = sorted(self.leases, key=lambda one: self.model.held_under(one[0]) is not None)
+        return ordered[max(-1 - ago, -len(ordered))]
 
     def is_new(self, fence: int) -> bool:
         new = fence not in self.world.fences
@@ -397,22 +382,29 @@ class SpineMachine(RuleBasedStateMachine):
         answers = self.world.submit([call for call, _ in decided])
         assert answers == [expected for _, expected in decided]
         self.world.met.update(
-            f"{move.kind.name} {getattr(one, 'verdict', one)}" for move, one in zip(batch, answers, strict=True)
+            f"{move.kind} {getattr(one, 'verdict', one)}" for move, one in zip(batch, answers, strict=True)
         )
         if all(isinstance(one, Answer) and one.verdict is not Verdict.ACCEPTED for one in answers):
             assert self.world.look().rows == self.seen.rows, "a call that did not count changed something"
 
     # ---- tasks come and are taken
 
+    @initialize(owner=owners, keys=st.sampled_from(["xyz", "xy", "x"]), credits=st.integers(1, 2))
+    def begin(self, owner: Owner, keys: str, credits: int) -> None:
+        """Begin with work in hands: what is interesting happens to that."""
+        for handler, key in itertools.product(HANDLERS, keys):
+            self.schedule(handler, key, 5, True)
+        self.seen = self.world.look()
+        self.claim(owner, (credits, credits))
+
     @rule(handler=st.sampled_from(HANDLERS), key=st.sampled_from("xyz"), priority=priorities, due=st.booleans())
     def schedule(self, handler: Handler, key: str, priority: int, due: bool) -> None:
         run_at = None if due else self.seen.now + HOUR
         (task,) = self.world.submit([calls.Schedule(NewTask(handler, key, run_at=run_at, priority=priority))])
-        assert (task is None) == (self.model.find(handler, key) is not None)
+        assert (task is None) == any((one.handler, one.key) == (handler, key) for one in self.model.tickets.values())
         if task is not None:
             assert task.id not in self.model.tickets
             self.model.tickets[task.id] = Ticket(task.id, handler, key, priority, due)
-            self.made.append(task.id)
 
     @rule(owner=owners, credits=st.tuples(st.integers(0, 3), st.integers(0, 3)))
     def claim(self, owner: Owner, credits: tuple[int, int]) -> None:
@@ -427,6 +419,7 @@ class SpineMachine(RuleBasedStateMachine):
         claimed: list[Task] = self.world.submit([calls.Claim(served, owner)])[0]
 
         assert [task.id for task in claimed] == [one.id for one in sorted(expected, key=urgency)]
+        self.world.met["claimed"] += len(claimed)
         for task in claimed:
             assert self.is_new(task.fence)
             self.model.claim(task.id, task.fence, owner)
@@ -434,84 +427,70 @@ class SpineMachine(RuleBasedStateMachine):
 
     # ---- what holders say
 
-    @somebody_claimed
-    @rule(move=moves)
-    def say(self, move: Move) -> None:
+    @somebody_holds
+    @rule(move=moves(*ABOUT_LEASES))
+    def say_about_lease(self, move: Move) -> None:
         self.make(move)
 
-    @somebody_claimed
-    @rule(batch=st.lists(moves, min_size=2, max_size=5))
+    @somebody_holds
+    @rule(move=moves(*ABOUT_WORK))
+    def say_about_work(self, move: Move) -> None:
+        self.make(move)
+
+    @rule(batch=st.lists(moves(*ABOUT_LEASES, *ABOUT_WORK), min_size=2, max_size=5))
     def say_much_at_once(self, batch: list[Move]) -> None:
         self.make(*batch)
 
     # ---- what others do
 
-    @something_was_made
-    @rule(ago=back, priority=priorities)
-    def wake(self, ago: int, priority: int) -> None:
-        task_id = self.made[max(-1 - ago, -len(self.made))]
-        assert self.world.submit([calls.Wake(task_id, priority)]) == [self.model.wake(task_id, priority)]
-
-    @something_was_made
     @rule(ago=back, priority=priorities, action=st.sampled_from(["pause", "resume", "seize"]))
     def manage(self, ago: int, priority: int, action: str) -> None:
-        task_id = self.made[max(-1 - ago, -len(self.made))]
+        task_id = self.lease(ago)[0].task_id
         one = self.model.tickets.get(task_id)
-        match action:
-            case "pause":
-                task = self.world.transact(lambda tx: calls.pause(tx, task_id))
-            case "resume":
-                task = self.world.transact(lambda tx: calls.resume(tx, task_id, priority))
-            case _:
-                task = self.world.transact(lambda tx: calls.seize(tx, task_id))
+        changes: dict[str, Callable[[Tx], Task | None]] = {
+            "pause": lambda tx: calls.pause(tx, task_id),
+            "resume": lambda tx: calls.resume(tx, task_id, priority),
+            "seize": lambda tx: calls.seize(tx, task_id),
+        }
+        task = self.world.run(self.world.spine.db.run_tx(changes[action]))
         assert (task is None) == (one is None)
-        if one is None:
-            return
-        match action:
-            case "pause":
-                self.model.pause(one)
-            case "resume":
-                self.model.resume(one, priority)
-            case _:
-                assert self.is_new(task.fence)
-                self.model.seize(one, task.fence)
+        if one is not None:
+            self.world.met[f"{action} {one.status}"] += 1
+            assert action != "seize" or self.is_new(task.fence)
+            self.model.manage(one, action, priority, task.fence)
 
     # ---- time
 
-    @rule(minutes=st.sampled_from([10, 20, 40]), ticking=st.booleans())
-    def time_passes(self, minutes: int, ticking: bool) -> None:
+    @somebody_holds
+    @rule(minutes=st.sampled_from([0, 10, 20, 40]), ticking=st.booleans(), tick=st.booleans(), sweep=st.booleans())
+    def time_passes(self, minutes: int, ticking: bool, tick: bool, sweep: bool) -> None:
         self.world.run(self.world.spine.pass_lease_time(minutes * 60, ticking=ticking))
         self.model.now += minutes
         if ticking:
             self.model.last_tick += minutes
-
-    @rule()
-    def tick(self) -> None:
-        assert self.world.run(self.world.spine.tick()) == self.model.tick()
-
-    @rule()
-    def sweep(self) -> None:
-        assert sorted(task.id for task in self.world.run(self.world.spine.sweep())) == self.model.sweep()
+        if tick:
+            gap = self.world.run(self.world.spine.tick())
+            assert gap == self.model.tick()
+            self.world.met[f"tick {'after a gap' if gap else 'in time'}"] += 1
+        if sweep:
+            swept = sorted(task.id for task in self.world.run(self.world.spine.sweep()))
+            assert swept == self.model.sweep()
+            self.world.met[f"sweep of {'some' if swept else 'nothing'}"] += 1
 
     # ---- what is always true
 
     @invariant()
     def rows_are_the_models(self) -> None:
         self.seen = self.world.look()
-        assert [stored(row, self.seen) for row in self.seen.rows.values()] == [
-            modelled(self.model.tickets[one], self.model.now) for one in self.seen.rows if one in self.model.tickets
-        ]
-        assert self.seen.rows.keys() == self.model.tickets.keys()
+        there = {task_id: stored(row, self.seen) for task_id, row in self.seen.rows.items()}
+        assert there == {task_id: modelled(one, self.model.now) for task_id, one in self.model.tickets.items()}
 
     @invariant()
-    def nobody_holds_what_is_not_held(self) -> None:
-        for row in self.seen.rows.values():
-            held = (row.session_id is not None, row.connection is not None, row.locked_until is not None)
-            assert held == (row.status == TaskStatus.PROCESSING,) * 3
-
-    @invariant()
-    def one_key_has_one_task_and_the_limit_holds(self) -> None:
+    def rows_make_sense(self) -> None:
         rows = list(self.seen.rows.values())
+        for row in rows:
+            held = row.status == TaskStatus.PROCESSING
+            assert [row.session_id is None, row.connection is None, row.locked_until is None] == [not held] * 3
         assert len({(row.name, row.key) for row in rows}) == len(rows)
         assert len([row for row in rows if row.name == "limited" and row.session_id]) <= LIMIT
 
@@ -539,4 +518,4 @@ def modelled(one: Ticket, now: int) -> dict[str, Any]:
 
 def test_the_spine_does_what_the_model_says(database_url: str) -> None:
     with world_on(database_url) as world:
-        run_state_machine_as_test(lambda: SpineMachine(world), settings=SETTINGS)
+        stateful.run_state_machine_as_test(lambda: SpineMachine(world), settings=SETTINGS)

@@ -25,7 +25,8 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SLEEPING = 1_000_000
 UNSERVED = 100_000
-DUE = 50
+BACKLOG = 50_000
+"""Due tasks of the one handler that is served, all of the least urgent class."""
 CREDITS = 16
 MOST_PAGES = 100
 FAR_FUTURE = 2**60
@@ -57,9 +58,9 @@ def sweep(tx: Tx) -> None:
 
 @pytest.fixture(scope="module")
 async def crowded_postgres(postgres: PostgresServer) -> AsyncIterator[Database]:
-    """A million sleepers and a hundred thousand due tasks that nobody serves."""
+    """A million sleepers, a hundred thousand due tasks that nobody serves, and a backlog."""
     db = await opened(postgres.create_database())
-    await db.run_unhurried(lambda tx: crowd(tx, SLEEPING, UNSERVED, analyzed=True))
+    await db.run_unhurried(lambda tx: crowd(tx, analyzed=True))
     yield db
     await db.close()
 
@@ -150,6 +151,7 @@ def walks_all_tasks(plan: Plan) -> bool:
 
 # ---- SQLite
 
+SWEEP = pytest.param(sweep, marks=pytest.mark.xfail(strict=True, reason="ORDER BY id makes SQLite walk the table"))
 NARROW = re.compile(
     r"SEARCH (tasks|due) USING (COVERING )?INDEX ix_tasks__(claim|next_wake|held) .*"
     r"|SEARCH tasks USING INTEGER PRIMARY KEY .*"
@@ -166,9 +168,9 @@ def analyzed(request: pytest.FixtureRequest) -> bool:
 
 @pytest.fixture(scope="module")
 async def crowded_sqlite(tmp_path_factory: pytest.TempPathFactory, analyzed: bool) -> AsyncIterator[Database]:
-    """A million sleepers and a hundred thousand due tasks that nobody serves."""
+    """A million sleepers, a hundred thousand due tasks that nobody serves, and a backlog."""
     db = await opened(f"sqlite:///{tmp_path_factory.mktemp('crowd')}/stepwell.db")
-    await db.run_tx(lambda tx: crowd(tx, SLEEPING, UNSERVED, analyzed=analyzed))
+    await db.run_tx(lambda tx: crowd(tx, analyzed=analyzed))
     yield db
     await db.close()
 
@@ -177,12 +179,12 @@ async def crowded_sqlite(tmp_path_factory: pytest.TempPathFactory, analyzed: boo
 async def calm_sqlite(tmp_path: Path, analyzed: bool) -> AsyncIterator[Database]:
     """A thousandth of the crowd."""
     db = await opened(f"sqlite:///{tmp_path}/stepwell.db")
-    await db.run_tx(lambda tx: crowd(tx, SLEEPING // 1000, UNSERVED // 1000, analyzed=analyzed))
+    await db.run_tx(lambda tx: crowd(tx, share=1000, analyzed=analyzed))
     yield db
     await db.close()
 
 
-@pytest.mark.parametrize("work", [claim, next_wake, all_wakes, sweep])
+@pytest.mark.parametrize("work", [claim, next_wake, all_wakes, SWEEP])
 async def test_a_crowd_is_never_walked_on_sqlite(crowded_sqlite: Database, work: Work) -> None:
     accesses = await crowded_sqlite.run_tx(lambda tx: accessed(tx, work))
 
@@ -190,7 +192,7 @@ async def test_a_crowd_is_never_walked_on_sqlite(crowded_sqlite: Database, work:
     assert [one for one in accesses if not NARROW.fullmatch(one)] == []
 
 
-@pytest.mark.parametrize("work", [claim, next_wake, all_wakes, sweep])
+@pytest.mark.parametrize("work", [claim, next_wake, all_wakes, SWEEP])
 async def test_a_thousand_times_the_crowd_is_the_same_work_on_sqlite(
     crowded_sqlite: Database, calm_sqlite: Database, work: Work
 ) -> None:
@@ -233,12 +235,12 @@ async def opened(url: str) -> Database:
     return db
 
 
-def crowd(tx: Tx, sleeping: int, unserved: int, *, analyzed: bool) -> None:
-    """Sleepers of the most urgent class, due tasks of names that nobody serves, and a little to claim."""
+def crowd(tx: Tx, share: int = 1, *, analyzed: bool) -> None:
+    """Sleepers of the most urgent class, due tasks of names that nobody serves, and a backlog to claim."""
     store.note_handlers(tx, [ORDER, *NOBODY_SERVES])
-    fill(tx, sleeping, "'order'", priority=0, run_at=FAR_FUTURE)
-    fill(tx, unserved, f"'unserved' || (n % {len(NOBODY_SERVES)})", priority=0, run_at=1)
-    fill(tx, DUE, "'order'", priority=9, run_at=1)
+    fill(tx, SLEEPING // share, "'order'", priority=0, run_at=FAR_FUTURE)
+    fill(tx, UNSERVED // share, f"'unserved' || (n % {len(NOBODY_SERVES)})", priority=0, run_at=1)
+    fill(tx, BACKLOG // share, "'order'", priority=9, run_at=1)
     if analyzed:
         tx.execute(text("ANALYZE"))
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import structlog
 
-from stepwell_server.domain.errors import Conflict, Internal, ServerBusy, StepwellError
+from stepwell_server.domain.errors import Conflict, DatabaseUnavailable, Internal, ServerBusy, StepwellError
 from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.engine.groups import GroupResult, HotCall, Undecided, run_group
 from stepwell_server.storage.database import Database, TxOptions
@@ -78,7 +78,9 @@ class Committer:
                 if not group:
                     self._arrived.clear()
                     continue
-                progressed = await self._commit(group)
+                undecided = await self._commit(group)
+                self._try_again(undecided)
+                progressed = len(undecided) < len(group)
                 pause = SHORTEST_PAUSE if progressed else min(pause * 2, LONGEST_PAUSE)
                 if not progressed:
                     await asyncio.sleep(pause)
@@ -102,32 +104,38 @@ class Committer:
         self._inbox.extendleft(reversed(behind))
         return group
 
-    async def _commit(self, group: Sequence[_Waiting]) -> bool:
-        """Commit the group, or its halves if it fails. True: at least one call got its answer."""
+    async def _commit(self, group: Sequence[_Waiting]) -> list[_Waiting]:
+        """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""
         calls = [waiting.call for waiting in group]
         try:
             result = await self.db.run_tx(lambda tx: run_group(tx, calls, self.times, waiting=False), _HOT)
         except Exception as error:
             if len(group) > 1 and (isinstance(error, Conflict) or not isinstance(error, StepwellError)):
-                middle = len(group) // 2
-                first = await self._commit(group[:middle])
-                return await self._commit(group[middle:]) or first
+                return await self._commit_halves(group)
             self._fail(group, error)
-            return True
+            return []
         return self._answer(group, result)
 
-    def _answer(self, group: Sequence[_Waiting], result: GroupResult) -> bool:
-        again: list[_Waiting] = []
+    async def _commit_halves(self, group: Sequence[_Waiting]) -> list[_Waiting]:
+        """Commit one half, then the other without calls that must wait behind an undecided one of the first."""
+        middle = len(group) // 2
+        undecided = await self._commit(group[:middle])
+        stuck = {waiting.call.entity for waiting in undecided}
+        undecided += [waiting for waiting in group[middle:] if waiting.call.entity in stuck]
+        rest = [waiting for waiting in group[middle:] if waiting.call.entity not in stuck]
+        return undecided + (await self._commit(rest) if rest else [])
+
+    def _answer(self, group: Sequence[_Waiting], result: GroupResult) -> list[_Waiting]:
+        undecided: list[_Waiting] = []
         for waiting, answer in zip(group, result.answers, strict=True):
             if isinstance(answer, Undecided):
                 waiting.passed_over += 1
-                again.append(waiting)
+                undecided.append(waiting)
             else:
                 _settle(waiting, answer)
-        self._try_again(again)
-        if len(again) < len(group):
+        if len(undecided) < len(group):
             self.on_commit(result)
-        return len(again) < len(group)
+        return undecided
 
     def _try_again(self, undecided: Sequence[_Waiting]) -> None:
         """Back to the front, in order; what was passed over too often goes to the slow lane, ahead of its entity."""
@@ -149,6 +157,9 @@ class Committer:
             result = await self.db.run_tx(lambda tx: run_group(tx, [waiting.call], self.times, waiting=True), _SLOW)
             _settle(waiting, result.answers[0])
             self.on_commit(result)
+        except Conflict:
+            locked = DatabaseUnavailable("its row is locked by another for too long; repeat the call", retry_after=1.0)
+            self._fail([waiting], locked)
         except Exception as error:
             self._fail([waiting], error)
         finally:
