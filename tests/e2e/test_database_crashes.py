@@ -131,7 +131,7 @@ def crash(postgres: OwnPostgres) -> None:
 
 async def progress(load: Load) -> None:
     """Wait until both kinds of writers have gone on."""
-    tasks, calls_ = len(load.acknowledged) + 20, len(load.requests) + 20
+    tasks, calls_ = len(load.acknowledged) + 150, len(load.requests) + 150
     async with asyncio.timeout(30):
         while len(load.acknowledged) < tasks or len(load.requests) < calls_:
             await asyncio.sleep(0.01)

@@ -214,6 +214,25 @@ async def all_names(channel: aio.Channel) -> set[str]:
             return names
 
 
+@pytest.mark.parametrize(("point", "was_stored"), [("before-commit/call", False), ("after-commit/call", True)])
+async def test_a_server_that_dies_around_a_commit_is_asked_again_and_does_it_once(
+    database_url: str, point: str, was_stored: bool
+) -> None:
+    request = namespaces_pb2.CreateNamespaceRequest(name="once", request_id="once")
+    crash = {"STEPWELL_FAILPOINT": f"{point}:1"}
+    async with start_process(database_url, **crash) as doomed, aio.insecure_channel(doomed.listen) as channel:
+        with pytest.raises(aio.AioRpcError) as lost:
+            await NamespaceServiceStub(channel).CreateNamespace(request, timeout=10)
+        assert lost.value.code() is grpc.StatusCode.UNAVAILABLE
+        assert await doomed.process.wait() == 42
+
+    async with start_process(database_url) as server, server.channel() as channel:
+        assert ("once" in await all_names(channel)) is was_stored
+        answer = await NamespaceServiceStub(channel).CreateNamespace(request, timeout=10)
+        assert answer.namespace.name == "once"
+        assert await all_names(channel) == {"default", "once"}
+
+
 async def test_calls_fail_at_once_while_postgresql_is_away_and_go_on_when_it_is_back() -> None:
     with own_postgres() as postgres:
         async with start_process(postgres.url) as server, aio.insecure_channel(server.listen) as channel:

@@ -89,7 +89,7 @@ class DidNotStart(Exception):
 
 @asynccontextmanager
 async def start_process(
-    database_url: str, *arguments: str, listen: str = "127.0.0.1:0"
+    database_url: str, *arguments: str, listen: str = "127.0.0.1:0", **environment: str
 ) -> AsyncIterator[ServerProcess]:
     """A server process that is killed at the end, if it still runs."""
     process = await asyncio.create_subprocess_exec(
@@ -97,7 +97,7 @@ async def start_process(
         *("--database", database_url, "--drain-settle", "0", *arguments),
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.PIPE,
-        env=os.environ | {"PYTHONUNBUFFERED": "1"},
+        env=os.environ | {"PYTHONUNBUFFERED": "1"} | environment,
     )
     assert process.stdout is not None and process.stderr is not None
     log: list[str] = []

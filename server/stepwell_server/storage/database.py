@@ -56,7 +56,7 @@ class TxOptions:
 
 CALL = TxOptions()
 """A transaction of a call that changes something."""
-READ = TxOptions(read_only=True)
+READ = TxOptions(label="read", read_only=True)
 """A transaction that only reads."""
 
 
