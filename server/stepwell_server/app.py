@@ -90,7 +90,7 @@ def _cause(error: BaseException) -> str:
     while error.__cause__ is not None and error.__cause__ is not error:
         error = error.__cause__
     said = str(getattr(error, "orig", None) or error).strip().splitlines() or [type(error).__name__]
-    return said[0].removeprefix("<class 'asyncpg").rpartition("'>: ")[2]
+    return said[0].rpartition("'>: ")[2]  # SQLAlchemy puts the class of the driver's error first
 
 
 async def migrate_database(settings: Settings) -> str:

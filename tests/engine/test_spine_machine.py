@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import os
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from hypothesis import HealthCheck, settings, stateful
+from hypothesis import HealthCheck, Phase, settings, stateful
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy import Row, delete, make_url, select
@@ -33,10 +34,11 @@ from stepwell_server.storage.database import READ, Tx
 from tests.support.spine import Spine, running
 
 SETTINGS = settings(  # the rest is the profile's: under CI, hypothesis's own is derandomized
-    max_examples=60,
+    max_examples=40,
     stateful_step_count=30,
     deadline=None,
     database=None,
+    phases=[Phase.generate] if "STEPWELL_MUTANTS" in os.environ else list(Phase),  # a mutant need not be explained
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
@@ -247,14 +249,11 @@ class World:
     fences: set[int] = field(default_factory=set)  # all that were ever issued
     met: Counter[str] = field(default_factory=Counter)  # what happened how often
 
-    def run(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return self.runner.run(work)
-
     def submit(self, batch: Sequence[HotCall]) -> list[Any]:
         async def at_once() -> list[Any]:
             return await asyncio.gather(*map(self.spine.submit, batch))
 
-        return self.run(at_once())  # type: ignore[no-any-return]
+        return self.runner.run(at_once())  # type: ignore[no-any-return]
 
     def empty(self) -> None:
         """As new, but for the fences."""
@@ -266,14 +265,14 @@ class World:
             store.limit_handler(tx, LIMITED, concurrency=LIMIT)
             store.tick_lease_clock(tx, TIMES)
 
-        self.run(self.spine.db.run_tx(work))
+        self.runner.run(self.spine.db.run_tx(work))
 
     def look(self) -> Seen:
         def work(tx: Tx) -> Seen:
             now, lease = tx.execute(select(db_now(), lease_now())).one()
             return Seen(now, lease, {row.id: row for row in tx.execute(select(schema.tasks))})
 
-        return self.run(self.spine.db.run_tx(work, READ))  # type: ignore[no-any-return]
+        return self.runner.run(self.spine.db.run_tx(work, READ))  # type: ignore[no-any-return]
 
 
 @contextmanager
@@ -431,7 +430,7 @@ class SpineMachine(stateful.RuleBasedStateMachine):
             "resume": lambda tx: calls.resume(tx, task_id, priority),
             "seize": lambda tx: calls.seize(tx, task_id),
         }
-        task = self.world.run(self.world.spine.db.run_tx(changes[action]))
+        task = self.world.runner.run(self.world.spine.db.run_tx(changes[action]))
         assert (task is None) == (one is None)
         if one is not None:
             self.world.met[f"{action} {one.status}"] += 1
@@ -442,14 +441,14 @@ class SpineMachine(stateful.RuleBasedStateMachine):
     @somebody_holds
     @rule(minutes=st.sampled_from([40, 20, 10, 0]), ticking=likely, tick=st.booleans(), sweep=likely)
     def time_passes(self, minutes: int, ticking: bool, tick: bool, sweep: bool) -> None:
-        self.world.run(self.world.spine.pass_lease_time(minutes * 60, ticking=ticking))
+        self.world.runner.run(self.world.spine.pass_lease_time(minutes * 60, ticking=ticking))
         self.model.now += minutes
         if ticking:
             self.model.last_tick += minutes
         if tick:
-            assert self.world.run(self.world.spine.tick()) == self.model.tick()
+            assert self.world.runner.run(self.world.spine.tick()) == self.model.tick()
         if sweep:
-            swept = sorted(task.id for task in self.world.run(self.world.spine.sweep()))
+            swept = sorted(task.id for task in self.world.runner.run(self.world.spine.sweep()))
             assert swept == self.model.sweep()
             self.world.met[f"sweep of {'some' if swept else 'nothing'}"] += 1
 
@@ -495,5 +494,5 @@ def test_the_spine_does_what_the_model_says(database_url: str) -> None:
         stateful.run_state_machine_as_test(lambda: SpineMachine(world), settings=SETTINGS)
 
     # A machine in which nothing happens proves nothing.
-    counted = {f"{kind} accepted" for kind in (*ABOUT_LEASES, *ABOUT_WORK) if kind != "wake"}
-    assert not (counted | {"wake True", "claimed", "sweep of some", "sweep of nothing"}) - world.met.keys()
+    accepted = sum(count for what, count in world.met.items() if what.endswith("accepted"))
+    assert min(accepted, world.met["claimed"]) > 30 and world.met["sweep of some"] > 0

@@ -96,7 +96,7 @@ class Database:
         Shielded: a caller that is cancelled stops waiting, while the transaction ends whole. The function may run
         several times, so it must not change anything but the database.
         """
-        if len(self._running) >= MOST_RUNNING:
+        if len(self._running) >= MOST_RUNNING and not options.reserved:
             raise ServerBusy("too many transactions at once", retry_after=0.5)
         task = asyncio.create_task(self._run(work, options))
         self._running.add(task)
