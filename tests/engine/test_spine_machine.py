@@ -42,7 +42,7 @@ SETTINGS = settings(  # the rest is the profile's: under CI, hypothesis's own is
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 
-LEASE, ACK_WINDOW, GRACE, TRUSTED_GAP = 35, 15, 5, 17.5
+LEASE, ACK_WINDOW, GRACE, TRUSTED_GAP = 35, 15, 25, 17.5
 TIMES = LeaseTimes(lease=LEASE * MINUTE, ack_window=ACK_WINDOW * MINUTE, reconnect_grace=GRACE * MINUTE)
 
 FREE = Handler("default", TaskKind.WORKFLOW, "free")

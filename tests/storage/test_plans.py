@@ -151,7 +151,6 @@ def walks_all_tasks(plan: Plan) -> bool:
 
 # ---- SQLite
 
-SWEEP = pytest.param(sweep, marks=pytest.mark.xfail(strict=True, reason="ORDER BY id makes SQLite walk the table"))
 NARROW = re.compile(
     r"SEARCH due USING INDEX ix_tasks__claim .*"
     r"|SEARCH tasks USING (COVERING )?INDEX ix_tasks__(next_wake|held) .*"
@@ -185,7 +184,7 @@ async def calm_sqlite(tmp_path: Path, analyzed: bool) -> AsyncIterator[Database]
     await db.close()
 
 
-@pytest.mark.parametrize("work", [claim, next_wake, all_wakes, SWEEP])
+@pytest.mark.parametrize("work", [claim, next_wake, all_wakes, sweep])
 async def test_a_crowd_is_never_walked_on_sqlite(crowded_sqlite: Database, work: Work) -> None:
     accesses = await crowded_sqlite.run_tx(lambda tx: accessed(tx, work))
 
@@ -193,7 +192,7 @@ async def test_a_crowd_is_never_walked_on_sqlite(crowded_sqlite: Database, work:
     assert [one for one in accesses if not NARROW.fullmatch(one)] == []
 
 
-@pytest.mark.parametrize("work", [claim, next_wake, all_wakes, SWEEP])
+@pytest.mark.parametrize("work", [claim, next_wake, all_wakes, sweep])
 async def test_a_thousand_times_the_crowd_is_the_same_work_on_sqlite(
     crowded_sqlite: Database, calm_sqlite: Database, work: Work
 ) -> None:

@@ -17,9 +17,9 @@ MIGRATION_LOCK = 0x57E9_3E11
 """Key of the advisory lock that lets one process migrate a PostgreSQL database at a time."""
 
 
-def insert(tx: Tx, table: Table) -> postgresql.Insert | sqlite.Insert:
-    """An INSERT that knows ON CONFLICT, in the words of the transaction's database."""
-    if product(tx) == "postgresql":
+def insert(product: str, table: Table) -> postgresql.Insert | sqlite.Insert:
+    """An INSERT that knows ON CONFLICT, in the words of that database."""
+    if product == "postgresql":
         return postgresql.insert(table)
     return sqlite.insert(table)
 
@@ -64,13 +64,13 @@ def draw_fences(tx: Tx, count: int) -> list[int]:
     return list(range(last - count + 1, last + 1))
 
 
-def rows(tx: Tx, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
+def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
     """A table made of one bound parameter, so that a batch of any size is one statement with one text.
 
     The parameter is called `name` and holds what `as_rows` made.
     """
     given = bindparam(name, type_=Text())
-    if product(tx) == "postgresql":
+    if product == "postgresql":
         described = [column(key, type_) for key, type_ in columns.items()]
         records = func.json_to_recordset(cast(given, postgresql.JSON))
         return records.table_valued(*described, name=name).render_derived(name=name, with_types=True)

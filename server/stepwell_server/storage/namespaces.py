@@ -18,7 +18,9 @@ def insert(tx: Tx, spec: NamespaceSpec) -> Namespace | None:
     """Store a new namespace. None: the name is taken."""
     now = tx.execute(select(db_now())).scalar_one()
     row = {"name": spec.name, "created_at": now, "updated_at": now, **_columns(spec)}
-    statement = dialect.insert(tx, namespaces).values(row).on_conflict_do_nothing().returning(namespaces)
+    statement = (
+        dialect.insert(dialect.product(tx), namespaces).values(row).on_conflict_do_nothing().returning(namespaces)
+    )
     stored = tx.execute(statement).first()
     return None if stored is None else _namespace(stored)
 

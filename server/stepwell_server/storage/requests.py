@@ -80,7 +80,12 @@ def _reserve(tx: Tx, key: RequestKey) -> bool:
         "reply": "",
         "created_at": lease_now(),
     }
-    reserve = dialect.insert(tx, requests).values(row).on_conflict_do_nothing().returning(requests.c.request_id)
+    reserve = (
+        dialect.insert(dialect.product(tx), requests)
+        .values(row)
+        .on_conflict_do_nothing()
+        .returning(requests.c.request_id)
+    )
     return tx.execute(reserve).first() is not None
 
 

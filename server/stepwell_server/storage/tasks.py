@@ -2,23 +2,28 @@
 
 Statements take and return batches. The order inside a transaction is always: lock, stamp, read, write, each a later
 statement, because under READ COMMITTED a statement that waited for a lock still sees the rest as it was before.
+
+Statements are built once per database product (`..._sql`, cached): building one costs more than running it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    FromClause,
     Integer,
     Row,
     Select,
     Text,
     and_,
     bindparam,
+    case,
     delete,
     func,
     literal,
@@ -58,6 +63,9 @@ _MUTABLE: dict[str, TypeEngine[Any]] = {
 }
 
 
+_HANDLER: dict[str, TypeEngine[Any]] = {"namespace": Text(), "kind": Text(), "name": Text()}
+
+
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """The database's two clocks, read after the last lock of a transaction."""
@@ -93,26 +101,35 @@ def lock(tx: Tx, task_ids: Iterable[int], *, waiting: bool) -> dict[int, Task]:
 
     With `waiting` an absent one does not exist. Without it, it may also be locked by another: ask `existing`.
     """
-    wanted = dialect.rows(tx, "wanted", id=BigInteger())
-    statement = select(tasks).join(wanted, tasks.c.id == wanted.c.id).order_by(tasks.c.id)
-    statement = statement.with_for_update(of=tasks, key_share=True, skip_locked=not waiting)
-    found = tx.execute(statement, {"wanted": dialect.as_rows({"id": one} for one in sorted(set(task_ids)))})
+    statement = _lock_sql(dialect.product(tx), waiting)
+    found = tx.execute(statement, {"wanted": _id_rows(sorted(set(task_ids)))})
     return {row.id: _task(row) for row in found}
+
+
+@cache
+def _lock_sql(product: str, waiting: bool) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
+    statement = select(tasks).join(wanted, tasks.c.id == wanted.c.id).order_by(tasks.c.id)
+    return statement.with_for_update(of=tasks, key_share=True, skip_locked=not waiting)
 
 
 def existing(tx: Tx, task_ids: Iterable[int]) -> set[int]:
     """Which of these tasks exist, whoever has them locked."""
-    wanted = dialect.rows(tx, "wanted", id=BigInteger())
-    found = tx.execute(
-        select(tasks.c.id).join(wanted, tasks.c.id == wanted.c.id),
-        {"wanted": dialect.as_rows({"id": one} for one in task_ids)},
-    )
-    return set(found.scalars())
+    return set(tx.execute(_existing_sql(dialect.product(tx)), {"wanted": _id_rows(task_ids)}).scalars())
+
+
+@cache
+def _existing_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
+    return select(tasks.c.id).join(wanted, tasks.c.id == wanted.c.id)
 
 
 def stamp(tx: Tx) -> Stamp:
     """The time of this transaction. Taken after its last lock, so that stamps of one task are in commit order."""
-    return Stamp(*tx.execute(select(db_now(), lease_now())).one())
+    return Stamp(*tx.execute(_STAMP).one())
+
+
+_STAMP = select(db_now(), lease_now())
 
 
 # ---- write
@@ -120,11 +137,17 @@ def stamp(tx: Tx) -> Stamp:
 
 def insert(tx: Tx, new: Sequence[NewTask], at: Stamp) -> dict[tuple[Handler, str], Task]:
     """Store new tasks, in the order of their keys. One whose (handler, key) has a task already is left out."""
+    fresh = dialect.as_rows(_new_row(one, at) for one in new)
+    stored = tx.execute(_insert_sql(dialect.product(tx)), {"fresh": fresh, "at": at.now})
+    return {(task.handler, task.key): task for task in map(_task, stored)}
+
+
+@cache
+def _insert_sql(product: str) -> Any:
     columns: dict[str, TypeEngine[Any]] = {
         **{name: Text() for name in ("namespace", "kind", "name", "key", "reason", "payload")},
         **{name: BigInteger() for name in ("run_number", "priority", "run_at")},
     }
-    fresh = dialect.rows(tx, "fresh", **columns)
     constants = {
         "status": TaskStatus.PENDING,
         "fence": 0,
@@ -135,29 +158,38 @@ def insert(tx: Tx, new: Sequence[NewTask], at: Stamp) -> dict[tuple[Handler, str
         "interruptions": 0,
         "acked": False,
         "open_steps": "",
-        "created_at": at.now,
     }
-    values = [*(fresh.c[name] for name in columns), *(literal(value) for value in constants.values())]
-    source = select(*values).where(true()).order_by(*(fresh.c[name] for name in ("namespace", "kind", "name", "key")))
-    statement = (
-        dialect.insert(tx, tasks).from_select([*columns, *constants], source).on_conflict_do_nothing().returning(tasks)
+    fresh = dialect.rows(product, "fresh", **columns)
+    values = [*(fresh.c[name] for name in columns), *map(literal, constants.values())]
+    source = select(*values, bindparam("at", type_=BigInteger())).where(true())
+    return (
+        dialect.insert(product, tasks)
+        .from_select([*columns, *constants, "created_at"], source.order_by(*_handler_columns(fresh.c), fresh.c.key))
+        .on_conflict_do_nothing()
+        .returning(tasks)
     )
-    stored = tx.execute(statement, {"fresh": dialect.as_rows(_new_row(one, at) for one in new)})
-    return {(task.handler, task.key): task for task in map(_task, stored)}
 
 
 def save(tx: Tx, changed: Iterable[Task]) -> None:
     """Write tasks that this transaction has locked."""
-    after = dialect.rows(tx, "after", id=BigInteger(), **_MUTABLE)
-    statement = update(tasks).where(tasks.c.id == after.c.id).values({name: after.c[name] for name in _MUTABLE})
-    tx.execute(statement, {"after": dialect.as_rows(_mutable_row(one) for one in changed)})
+    tx.execute(_save_sql(dialect.product(tx)), {"after": dialect.as_rows(map(_mutable_row, changed))})
+
+
+@cache
+def _save_sql(product: str) -> Any:
+    after = dialect.rows(product, "after", id=BigInteger(), **_MUTABLE)
+    return update(tasks).where(tasks.c.id == after.c.id).values({name: after.c[name] for name in _MUTABLE})
 
 
 def remove(tx: Tx, task_ids: Iterable[int]) -> None:
     """Delete finished tasks that this transaction has locked."""
-    gone = dialect.rows(tx, "gone", id=BigInteger())
-    statement = delete(tasks).where(tasks.c.id.in_(select(gone.c.id)))
-    tx.execute(statement, {"gone": dialect.as_rows({"id": one} for one in task_ids)})
+    tx.execute(_remove_sql(dialect.product(tx)), {"gone": _id_rows(task_ids)})
+
+
+@cache
+def _remove_sql(product: str) -> Any:
+    gone = dialect.rows(product, "gone", id=BigInteger())
+    return delete(tasks).where(tasks.c.id.in_(select(gone.c.id)))
 
 
 # ---- claim
@@ -203,46 +235,51 @@ def _allowed(tx: Tx, served: Sequence[Served]) -> list[Served]:
 
 def _lock_limited(tx: Tx, asked: Iterable[Handler]) -> dict[Handler, int]:
     """Limits of those handlers that have one, 0 for those that are paused or being claimed by another replica."""
-    wanted = _handler_rows(tx, "wanted")
-    parameters = {"wanted": dialect.as_rows(map(_handler_row, asked))}
-    limited = (
-        select(handlers)
-        .join(wanted, _same_handler(handlers.c, wanted.c))
-        .where(handlers.c.is_paused | handlers.c.concurrency.is_not(None))
-    )
-    all_limited = {_handler(row) for row in tx.execute(limited, parameters)}
-    if not all_limited:
-        return {}
-    locking = limited.order_by(handlers.c.namespace, handlers.c.kind, handlers.c.name)
-    locked = tx.execute(locking.with_for_update(of=handlers, key_share=True, skip_locked=True), parameters)
-    limits = dict.fromkeys(all_limited, 0)
-    for row in locked:
-        limits[_handler(row)] = 0 if row.is_paused else row.concurrency
+    product, wanted = dialect.product(tx), {"wanted": _handler_rows(asked)}
+    limits = {_handler(row): 0 for row in tx.execute(_limited_sql(product, locking=False), wanted)}
+    if limits:
+        for row in tx.execute(_limited_sql(product, locking=True), wanted):
+            limits[_handler(row)] = 0 if row.is_paused else row.concurrency
     return limits
+
+
+@cache
+def _limited_sql(product: str, locking: bool) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **_HANDLER)
+    limited = select(handlers).join(wanted, _same_handler(handlers.c, wanted.c))
+    limited = limited.where(handlers.c.is_paused | handlers.c.concurrency.is_not(None))
+    if not locking:
+        return limited
+    ordered = limited.order_by(*_handler_columns(handlers.c))
+    return ordered.with_for_update(of=handlers, key_share=True, skip_locked=True)
 
 
 def count_held(tx: Tx, of: Sequence[Handler]) -> dict[Handler, int]:
     """How many tasks of each handler are held, lapsed ones included until another has claimed them."""
     if not of:
         return {}
-    wanted = _handler_rows(tx, "wanted")
-    held = (
-        select(wanted, func.count(tasks.c.id).label("held"))
-        .join(tasks, and_(_same_handler(tasks.c, wanted.c), tasks.c.status == _literal(TaskStatus.PROCESSING)))
-        .group_by(wanted.c.namespace, wanted.c.kind, wanted.c.name)
-    )
-    return {_handler(row): row.held for row in tx.execute(held, {"wanted": dialect.as_rows(map(_handler_row, of))})}
+    found = tx.execute(_count_held_sql(dialect.product(tx)), {"wanted": _handler_rows(of)})
+    return {_handler(row): row.held for row in found}
+
+
+@cache
+def _count_held_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **_HANDLER)
+    return select(wanted, _held_of(wanted).label("held"))
 
 
 def _lock_due(tx: Tx, allowed: Sequence[Served]) -> Sequence[Row[Any]]:
     """Lock due tasks, looked up per (handler, priority): neither a million sleepers nor names nobody serves are met."""
-    classes = dialect.rows(tx, "classes", namespace=Text(), kind=Text(), name=Text(), priority=Integer())
-    parameters = {
-        "classes": dialect.as_rows(
-            _handler_row(one.handler) | {"priority": priority} for one in allowed for priority in PRIORITIES
-        ),
-        "most": max(one.credits for one in allowed),
-    }
+    classes = dialect.as_rows(
+        _handler_row(one.handler) | {"priority": priority} for one in allowed for priority in PRIORITIES
+    )
+    most = max(one.credits for one in allowed)
+    return tx.execute(_due_sql(dialect.product(tx)), {"classes": classes, "most": most}).all()
+
+
+@cache
+def _due_sql(product: str) -> Select[Any]:
+    classes = dialect.rows(product, "classes", **_HANDLER, priority=Integer())
     inner = tasks.alias("due")
     due: Select[Any] = (
         select(inner)
@@ -255,12 +292,11 @@ def _lock_due(tx: Tx, allowed: Sequence[Served]) -> Sequence[Row[Any]]:
         .order_by(inner.c.run_at, inner.c.id)
         .limit(bindparam("most", type_=Integer()))
     )
-    if dialect.product(tx) == "postgresql":
+    if product == "postgresql":
         lateral = due.with_for_update(key_share=True, skip_locked=True).lateral("found")
-        return tx.execute(select(lateral).select_from(classes.join(lateral, true())), parameters).all()
+        return select(lateral).select_from(classes.join(lateral, true()))
     ids = due.with_only_columns(inner.c.id).correlate(classes)
-    statement = select(tasks).select_from(classes.join(tasks, tasks.c.id.in_(ids)))
-    return tx.execute(statement, parameters).all()
+    return select(tasks).select_from(classes.join(tasks, tasks.c.id.in_(ids)))
 
 
 # ---- leases
@@ -297,7 +333,7 @@ def sweep(tx: Tx, times: LeaseTimes, limit: int = 1000) -> list[Task]:
             tasks.c.locked_until <= lease_now(),
             lease_now() - last < times.trusted_gap,
         )
-        .order_by(tasks.c.id)
+        .order_by(tasks.c.locked_until, tasks.c.id)  # not by id alone: SQLite would walk the whole table for that
         .limit(limit)
         .with_for_update(key_share=True, skip_locked=True)
     )
@@ -319,18 +355,23 @@ def next_wakes(tx: Tx, of: Sequence[Handler] | None = None) -> list[HandlerWake]
     Pending tasks count by their time, held ones by the end of their lease. A handler that is paused, or whose limit is
     reached, gives nothing before a lease in it ends; parked and blocked tasks never count: their release is a change.
     """
+    statement = _next_wakes_sql(dialect.product(tx), of is None)
+    found = tx.execute(statement, {} if of is None else {"wanted": _handler_rows(of)})
+    return [_handler_wake(row) for row in found]
+
+
+@cache
+def _next_wakes_sql(product: str, of_all: bool) -> Select[Any]:
     statement = select(
         handlers,
-        _first(tasks.c.run_at, TaskStatus.PENDING).label("pending"),
-        _first(tasks.c.locked_until, TaskStatus.PROCESSING).label("lapses"),
-        _held().label("held"),
+        _first_of(handlers, tasks.c.run_at, TaskStatus.PENDING).label("pending"),
+        _first_of(handlers, tasks.c.locked_until, TaskStatus.PROCESSING).label("lapses"),
+        case((handlers.c.concurrency.is_not(None), _held_of(handlers)), else_=0).label("held"),
     )
-    parameters = {}
-    if of is not None:
-        wanted = _handler_rows(tx, "wanted")
-        statement = statement.join(wanted, _same_handler(handlers.c, wanted.c))
-        parameters = {"wanted": dialect.as_rows(map(_handler_row, of))}
-    return [_handler_wake(row) for row in tx.execute(statement, parameters)]
+    if of_all:
+        return statement
+    wanted = dialect.rows(product, "wanted", **_HANDLER)
+    return statement.join(wanted, _same_handler(handlers.c, wanted.c))
 
 
 def _handler_wake(row: Row[Any]) -> HandlerWake:
@@ -339,15 +380,16 @@ def _handler_wake(row: Row[Any]) -> HandlerWake:
     return HandlerWake(_handler(row), due_at, None if row.is_paused else row.lapses)
 
 
-def _first(moment: Any, status: TaskStatus) -> Any:
-    """The earliest such moment among the tasks of the handler in that status."""
-    mine = and_(_same_handler(tasks.c, handlers.c), tasks.c.status == _literal(status))
-    return select(func.min(moment)).where(mine).correlate(handlers).scalar_subquery()
+def _first_of(of: FromClause, moment: Any, status: TaskStatus) -> Any:
+    """The earliest such moment among the tasks of a handler in that status."""
+    mine = and_(_same_handler(tasks.c, of.c), tasks.c.status == _literal(status))
+    return select(func.min(moment)).where(mine).correlate(of).scalar_subquery()
 
 
-def _held() -> Any:
-    mine = and_(_same_handler(tasks.c, handlers.c), tasks.c.status == _literal(TaskStatus.PROCESSING))
-    return select(func.count()).select_from(tasks).where(mine).correlate(handlers).scalar_subquery()
+def _held_of(of: FromClause) -> Any:
+    """How many tasks of a handler are held."""
+    mine = and_(_same_handler(tasks.c, of.c), tasks.c.status == _literal(TaskStatus.PROCESSING))
+    return select(func.count()).select_from(tasks).where(mine).correlate(of).scalar_subquery()
 
 
 # ---- handlers
@@ -355,42 +397,43 @@ def _held() -> Any:
 
 def note_handlers(tx: Tx, used: Iterable[Handler]) -> None:
     """Remember whom work is addressed to."""
-    fresh = _handler_rows(tx, "fresh")
-    source = (
-        select(fresh.c.namespace, fresh.c.kind, fresh.c.name, literal(False), db_now())
-        .where(true())
-        .order_by(fresh.c.namespace, fresh.c.kind, fresh.c.name)
-    )
-    statement = (
-        dialect.insert(tx, handlers)
-        .from_select(["namespace", "kind", "name", "is_paused", "created_at"], source)
+    tx.execute(_note_sql(dialect.product(tx)), {"fresh": _handler_rows(used)})
+
+
+@cache
+def _note_sql(product: str) -> Any:
+    fresh = dialect.rows(product, "fresh", **_HANDLER)
+    source = select(*_handler_columns(fresh.c), literal(False), db_now()).where(true())
+    return (
+        dialect.insert(product, handlers)
+        .from_select([*_HANDLER, "is_paused", "created_at"], source.order_by(*_handler_columns(fresh.c)))
         .on_conflict_do_nothing()
     )
-    tx.execute(statement, {"fresh": dialect.as_rows(map(_handler_row, used))})
 
 
 def limit_handler(tx: Tx, handler: Handler, *, concurrency: int | None, is_paused: bool = False) -> None:
     """Set how many tasks of a handler may be held at once over all replicas, or pause it."""
-    mine = _same_handler(handlers.c, _Columns(_handler_row(handler)))
+    mine = and_(*(handlers.c[name] == value for name, value in _handler_row(handler).items()))
     tx.execute(update(handlers).where(mine).values(concurrency=concurrency, is_paused=is_paused))
 
 
 # ---- rows
 
 
-class _Columns:
-    """Values that can stand where columns do."""
-
-    def __init__(self, values: dict[str, Any]) -> None:
-        self.namespace, self.kind, self.name = (values[key] for key in ("namespace", "kind", "name"))
-
-
 def _same_handler(left: Any, right: Any) -> Any:
-    return and_(left.namespace == right.namespace, left.kind == right.kind, left.name == right.name)
+    return and_(*(one == other for one, other in zip(_handler_columns(left), _handler_columns(right), strict=True)))
 
 
-def _handler_rows(tx: Tx, name: str) -> Any:
-    return dialect.rows(tx, name, namespace=Text(), kind=Text(), name=Text())
+def _handler_columns(columns: Any) -> list[Any]:
+    return [columns.namespace, columns.kind, columns.name]
+
+
+def _id_rows(task_ids: Iterable[int]) -> str:
+    return dialect.as_rows({"id": task_id} for task_id in task_ids)
+
+
+def _handler_rows(of: Iterable[Handler]) -> str:
+    return dialect.as_rows(map(_handler_row, of))
 
 
 def _handler_row(handler: Handler) -> dict[str, Any]:
