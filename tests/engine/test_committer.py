@@ -18,6 +18,7 @@ from stepwell_server.engine import committer as committers
 from stepwell_server.engine import groups
 from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.groups import Group, GroupResult, Undecided
+from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Tx
 from tests.support.spine import ANNA, ORDER, Spine, held
@@ -268,11 +269,11 @@ async def test_two_replicas_claim_a_limited_handler_without_passing_its_limit(re
     here, there = replicas
     for number in range(60):
         await here.schedule(str(number))
-    await here.db.run_tx(lambda tx: store.limit_handler(tx, ORDER, concurrency=5))
+    await here.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=5))
 
     for _ in range(10):
         claims = await asyncio.gather(*(spine.claim(credits=4) for spine in (here, there) for _ in range(3)))
-        running = await here.db.run_tx(lambda tx: store.count_held(tx, [ORDER]))
+        running = await here.db.run_tx(lambda tx: handlers.count_held(tx, [ORDER]))
         assert running.get(ORDER, 0) <= 5
         await asyncio.gather(*(here.finish(task) for claim in claims for task in claim))
 

@@ -10,6 +10,7 @@ from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Stop, TaskKind, TaskStatus, Verdict
 from stepwell_server.domain.times import HOUR, SECOND
 from stepwell_server.engine import tasks as calls
+from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
 from tests.support.spine import ANNA, BEN, ORDER, Spine, held
 
@@ -339,7 +340,7 @@ async def test_a_limit_holds_however_many_claim_at_once(spine: Spine) -> None:
     limited = Handler("default", TaskKind.WORKFLOW, "limited")
     for number in range(20):
         await spine.schedule(str(number), handler=limited)
-    await spine.db.run_tx(lambda tx: store.limit_handler(tx, limited, concurrency=3))
+    await spine.db.run_tx(lambda tx: handlers.limit(tx, limited, concurrency=3))
 
     owners = [Owner(f"{n:032x}", 1) for n in range(10)]
     claims = await asyncio.gather(*(spine.claim(owner, 2, limited) for owner in owners))
@@ -353,7 +354,7 @@ async def test_a_lapsed_task_counts_against_the_limit_until_another_has_it(spine
     limited = Handler("default", TaskKind.WORKFLOW, "limited")
     for number in range(3):
         await spine.schedule(str(number), handler=limited)
-    await spine.db.run_tx(lambda tx: store.limit_handler(tx, limited, concurrency=1))
+    await spine.db.run_tx(lambda tx: handlers.limit(tx, limited, concurrency=1))
     assert len(await spine.claim(ANNA, 5, limited)) == 1
 
     await spine.pass_lease_time(60)
@@ -363,13 +364,13 @@ async def test_a_lapsed_task_counts_against_the_limit_until_another_has_it(spine
 
 async def test_a_paused_handler_gives_nothing_and_its_tasks_are_not_touched(spine: Spine) -> None:
     await spine.schedule()
-    await spine.db.run_tx(lambda tx: store.limit_handler(tx, ORDER, concurrency=None, is_paused=True))
+    await spine.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=None, is_paused=True))
     before = await spine.rows()
 
     assert await spine.claim() == []
     assert await spine.rows() == before
 
-    await spine.db.run_tx(lambda tx: store.limit_handler(tx, ORDER, concurrency=None))
+    await spine.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=None))
     assert len(await spine.claim()) == 1
 
 

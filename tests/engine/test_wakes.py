@@ -16,7 +16,7 @@ from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
 from stepwell_server.engine.loops.relay_hints import HintRelay
 from stepwell_server.engine.loops.sweep import Sweep
 from stepwell_server.engine.wakes import DatabaseTime, WakeBus
-from stepwell_server.storage import tasks as store
+from stepwell_server.storage import handlers
 from stepwell_server.storage.hints import Hints, NoHints, PostgresqlHints
 from tests.support.spine import ANNA, ORDER, Spine
 
@@ -119,18 +119,18 @@ async def test_what_cannot_be_claimed_does_not_count(spine: Spine) -> None:
 
     task = await spine.schedule("due")
     assert await due(spine) == task.run_at
-    await spine.db.run_tx(lambda tx: store.limit_handler(tx, ORDER, concurrency=None, is_paused=True))
+    await spine.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=None, is_paused=True))
     assert await due(spine) is None
 
-    await spine.db.run_tx(lambda tx: store.limit_handler(tx, ORDER, concurrency=1))
+    await spine.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=1))
     await spine.schedule("waiting")
     held = await spine.claim_one()
-    (wake,) = await spine.db.run_tx(store.next_wakes)
+    (wake,) = await spine.db.run_tx(handlers.next_wakes)
     assert (wake.due_at, wake.lapses_at) == (None, held.locked_until)
 
 
 async def due(spine: Spine) -> int | None:
-    (wake,) = await spine.db.run_tx(store.next_wakes)
+    (wake,) = await spine.db.run_tx(handlers.next_wakes)
     return wake.due_at
 
 

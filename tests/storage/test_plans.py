@@ -14,7 +14,7 @@ from sqlalchemy import event, make_url, text
 from stepwell_server.app import open_database
 from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.domain.tasks import Handler, NewTask, TaskKind
-from stepwell_server.storage import migrate
+from stepwell_server.storage import handlers, leases, migrate
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Tx
 from stepwell_server.storage.tasks import Served
@@ -41,16 +41,16 @@ def claim(tx: Tx) -> None:
 
 
 def next_wake(tx: Tx) -> None:
-    (wake,) = store.next_wakes(tx, [ORDER])
+    (wake,) = handlers.next_wakes(tx, [ORDER])
     assert wake.due_at is not None
 
 
 def all_wakes(tx: Tx) -> None:
-    assert len(store.next_wakes(tx)) == 1 + len(NOBODY_SERVES)
+    assert len(handlers.next_wakes(tx)) == 1 + len(NOBODY_SERVES)
 
 
 def sweep(tx: Tx) -> None:
-    assert store.sweep(tx, LeaseTimes()) == []
+    assert leases.sweep(tx, LeaseTimes()) == []
 
 
 # ---- PostgreSQL
@@ -237,7 +237,7 @@ async def opened(url: str) -> Database:
 
 def crowd(tx: Tx, share: int = 1, *, analyzed: bool) -> None:
     """Sleepers of the most urgent class, due tasks of names that nobody serves, and a backlog to claim."""
-    store.note_handlers(tx, [ORDER, *NOBODY_SERVES])
+    handlers.note(tx, [ORDER, *NOBODY_SERVES])
     fill(tx, SLEEPING // share, "'order'", priority=0, run_at=FAR_FUTURE)
     fill(tx, UNSERVED // share, f"'unserved' || (n % {len(NOBODY_SERVES)})", priority=0, run_at=1)
     fill(tx, BACKLOG // share, "'order'", priority=9, run_at=1)

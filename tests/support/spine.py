@@ -17,6 +17,7 @@ from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.groups import GroupResult, HotCall
 from stepwell_server.engine.tasks import Answer
+from stepwell_server.storage import leases
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Tx
 from stepwell_server.storage.schema import lease_clock
@@ -103,11 +104,11 @@ class Spine:
 
     async def tick(self) -> bool:
         """Tick the lease clock."""
-        return await self.db.run_tx(lambda tx: store.tick_lease_clock(tx, self.times))
+        return await self.db.run_tx(lambda tx: leases.tick(tx, self.times))
 
     async def sweep(self) -> list[Task]:
         """Take lapsed leases back."""
-        return await self.db.run_tx(lambda tx: store.sweep(tx, self.times))
+        return await self.db.run_tx(lambda tx: leases.sweep(tx, self.times))
 
     async def rows(self) -> list[Any]:
         """Every row of the table."""

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.leases import LeaseTimes, Owner
 from stepwell_server.domain.tasks import Handler, NewTask, Task
+from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.tasks import Served, Stamp
@@ -151,7 +152,7 @@ def _write(tx: Tx, group: Group, times: LeaseTimes) -> None:
     if group.removed:
         store.remove(tx, group.removed)
     if group.fresh:
-        store.note_handlers(tx, _handlers(group.fresh.values()))
+        handlers.note(tx, _handlers(group.fresh.values()))
         group.inserted = store.insert(tx, list(group.fresh.values()), group.at)
     for claim in group.claims:
         claim.tasks = store.claim(tx, claim.served, claim.owner, times)

@@ -13,7 +13,8 @@ from typing import TypeAlias
 
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import SECOND, Micros
-from stepwell_server.storage.tasks import HandlerWake, Stamp
+from stepwell_server.storage.handlers import HandlerWake
+from stepwell_server.storage.tasks import Stamp
 
 Match: TypeAlias = Callable[[Handler], bool]
 

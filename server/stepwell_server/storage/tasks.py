@@ -16,16 +16,12 @@ from typing import Any
 from sqlalchemy import (
     BigInteger,
     Boolean,
-    FromClause,
     Integer,
     Row,
     Select,
     Text,
-    and_,
     bindparam,
-    case,
     delete,
-    func,
     literal,
     select,
     true,
@@ -34,12 +30,12 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from stepwell_server.domain.leases import LeaseTimes, Owner
-from stepwell_server.domain.tasks import Handler, NewTask, Reason, Stop, Task, TaskKind, TaskStatus
+from stepwell_server.domain.tasks import Handler, NewTask, Reason, Stop, Task, TaskStatus
 from stepwell_server.domain.times import Micros
-from stepwell_server.storage import dialect
+from stepwell_server.storage import dialect, handlers
 from stepwell_server.storage.clock import db_now, lease_now
 from stepwell_server.storage.database import Tx
-from stepwell_server.storage.schema import handlers, lease_clock, tasks
+from stepwell_server.storage.schema import tasks
 
 PRIORITIES = range(10)
 
@@ -63,9 +59,6 @@ _MUTABLE: dict[str, TypeEngine[Any]] = {
 }
 
 
-_HANDLER: dict[str, TypeEngine[Any]] = {"namespace": Text(), "kind": Text(), "name": Text()}
-
-
 @dataclass(frozen=True, slots=True)
 class Stamp:
     """The database's two clocks, read after the last lock of a transaction."""
@@ -82,17 +75,6 @@ class Served:
     credits: int
 
 
-@dataclass(frozen=True, slots=True)
-class HandlerWake:
-    """When something of a handler can be claimed next. The two times are of two clocks; None: never, as things are."""
-
-    handler: Handler
-    due_at: Micros | None
-    """By db_now(): when the first pending task is due."""
-    lapses_at: Micros | None
-    """By lease_now(): when the first lease ends."""
-
-
 # ---- lock, stamp
 
 
@@ -103,7 +85,7 @@ def lock(tx: Tx, task_ids: Iterable[int], *, waiting: bool) -> dict[int, Task]:
     """
     statement = _lock_sql(dialect.product(tx), waiting)
     found = tx.execute(statement, {"wanted": _id_rows(sorted(set(task_ids)))})
-    return {row.id: _task(row) for row in found}
+    return {row.id: from_row(row) for row in found}
 
 
 @cache
@@ -139,7 +121,7 @@ def insert(tx: Tx, new: Sequence[NewTask], at: Stamp) -> dict[tuple[Handler, str
     """Store new tasks, in the order of their keys. One whose (handler, key) has a task already is left out."""
     fresh = dialect.as_rows(_new_row(one, at) for one in new)
     stored = tx.execute(_insert_sql(dialect.product(tx)), {"fresh": fresh, "at": at.now})
-    return {(task.handler, task.key): task for task in map(_task, stored)}
+    return {(task.handler, task.key): task for task in map(from_row, stored)}
 
 
 @cache
@@ -164,7 +146,7 @@ def _insert_sql(product: str) -> Any:
     source = select(*values, bindparam("at", type_=BigInteger())).where(true())
     return (
         dialect.insert(product, tasks)
-        .from_select([*columns, *constants, "created_at"], source.order_by(*_handler_columns(fresh.c), fresh.c.key))
+        .from_select([*columns, *constants, "created_at"], source.order_by(*handlers.columns_of(fresh.c), fresh.c.key))
         .on_conflict_do_nothing()
         .returning(tasks)
     )
@@ -203,7 +185,7 @@ def claim(tx: Tx, served: Sequence[Served], owner: Owner, times: LeaseTimes) -> 
     allowed = _allowed(tx, served)
     if not allowed:
         return []
-    due = [_task(row) for row in _lock_due(tx, allowed)]
+    due = [from_row(row) for row in _lock_due(tx, allowed)]
     due.sort(key=lambda task: (task.priority, task.run_at, task.id))
     chosen: list[Task] = []
     left = {one.handler: one.credits for one in allowed}
@@ -223,8 +205,8 @@ def claim(tx: Tx, served: Sequence[Served], owner: Owner, times: LeaseTimes) -> 
 def _allowed(tx: Tx, served: Sequence[Served]) -> list[Served]:
     """What may be claimed of each handler now. Limited handlers stay locked until the transaction ends."""
     asked = {one.handler: one.credits for one in served if one.credits > 0}
-    limits = _lock_limited(tx, asked)
-    running = count_held(tx, [handler for handler, limit in limits.items() if limit])
+    limits = handlers.lock_limited(tx, asked)
+    running = handlers.count_held(tx, [handler for handler, limit in limits.items() if limit])
     allowed = []
     for handler, credits in asked.items():
         free = credits if handler not in limits else min(credits, limits[handler] - running.get(handler, 0))
@@ -233,45 +215,10 @@ def _allowed(tx: Tx, served: Sequence[Served]) -> list[Served]:
     return allowed
 
 
-def _lock_limited(tx: Tx, asked: Iterable[Handler]) -> dict[Handler, int]:
-    """Limits of those handlers that have one, 0 for those that are paused or being claimed by another replica."""
-    product, wanted = dialect.product(tx), {"wanted": _handler_rows(asked)}
-    limits = {_handler(row): 0 for row in tx.execute(_limited_sql(product, locking=False), wanted)}
-    if limits:
-        for row in tx.execute(_limited_sql(product, locking=True), wanted):
-            limits[_handler(row)] = 0 if row.is_paused else row.concurrency
-    return limits
-
-
-@cache
-def _limited_sql(product: str, locking: bool) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", **_HANDLER)
-    limited = select(handlers).join(wanted, _same_handler(handlers.c, wanted.c))
-    limited = limited.where(handlers.c.is_paused | handlers.c.concurrency.is_not(None))
-    if not locking:
-        return limited
-    ordered = limited.order_by(*_handler_columns(handlers.c))
-    return ordered.with_for_update(of=handlers, key_share=True, skip_locked=True)
-
-
-def count_held(tx: Tx, of: Sequence[Handler]) -> dict[Handler, int]:
-    """How many tasks of each handler are held, lapsed ones included until another has claimed them."""
-    if not of:
-        return {}
-    found = tx.execute(_count_held_sql(dialect.product(tx)), {"wanted": _handler_rows(of)})
-    return {_handler(row): row.held for row in found}
-
-
-@cache
-def _count_held_sql(product: str) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", **_HANDLER)
-    return select(wanted, _held_of(wanted).label("held"))
-
-
 def _lock_due(tx: Tx, allowed: Sequence[Served]) -> Sequence[Row[Any]]:
     """Lock due tasks, looked up per (handler, priority): neither a million sleepers nor names nobody serves are met."""
     classes = dialect.as_rows(
-        _handler_row(one.handler) | {"priority": priority} for one in allowed for priority in PRIORITIES
+        handlers.as_row(one.handler) | {"priority": priority} for one in allowed for priority in PRIORITIES
     )
     most = max(one.credits for one in allowed)
     return tx.execute(_due_sql(dialect.product(tx)), {"classes": classes, "most": most}).all()
@@ -279,14 +226,14 @@ def _lock_due(tx: Tx, allowed: Sequence[Served]) -> Sequence[Row[Any]]:
 
 @cache
 def _due_sql(product: str) -> Select[Any]:
-    classes = dialect.rows(product, "classes", **_HANDLER, priority=Integer())
+    classes = dialect.rows(product, "classes", **handlers.COLUMNS, priority=Integer())
     inner = tasks.alias("due")
     due: Select[Any] = (
         select(inner)
         .where(
-            _same_handler(inner.c, classes.c),
+            handlers.same_handler(inner.c, classes.c),
             inner.c.priority == classes.c.priority,
-            inner.c.status == _literal(TaskStatus.PENDING),
+            inner.c.status == handlers.in_status(TaskStatus.PENDING),
             inner.c.run_at <= db_now(),
         )
         .order_by(inner.c.run_at, inner.c.id)
@@ -299,158 +246,15 @@ def _due_sql(product: str) -> Select[Any]:
     return select(tasks).select_from(classes.join(tasks, tasks.c.id.in_(ids)))
 
 
-# ---- leases
-
-
-def any_held(tx: Tx) -> bool:
-    """Whether anybody holds anything."""
-    held = select(tasks.c.id).where(tasks.c.status == _literal(TaskStatus.PROCESSING)).limit(1)
-    return tx.execute(held).first() is not None
-
-
-def tick_lease_clock(tx: Tx, times: LeaseTimes) -> bool:
-    """Note that leases can be renewed now. After a gap in which nobody could, give every lease its length again.
-
-    True: there was such a gap.
-    """
-    last = tx.execute(select(lease_clock.c.last_tick).with_for_update()).scalar_one()
-    now = tx.execute(select(lease_now())).scalar_one()
-    gap = bool(now - last > times.trusted_gap)
-    if gap:
-        alive = and_(tasks.c.status == _literal(TaskStatus.PROCESSING), tasks.c.locked_until > last)
-        tx.execute(update(tasks).where(alive).values(locked_until=now + times.lease))
-    tx.execute(update(lease_clock).values(last_tick=now))
-    return gap
-
-
-def sweep(tx: Tx, times: LeaseTimes, limit: int = 1000) -> list[Task]:
-    """Take lapsed leases back, while the lease clock is trusted. Returns the tasks as they are now."""
-    last = tx.execute(select(lease_clock.c.last_tick)).scalar_one()
-    lapsed = (
-        select(tasks)
-        .where(
-            tasks.c.status == _literal(TaskStatus.PROCESSING),
-            tasks.c.locked_until <= lease_now(),
-            lease_now() - last < times.trusted_gap,
-        )
-        .order_by(tasks.c.locked_until, tasks.c.id)  # not by id alone: SQLite would walk the whole table for that
-        .limit(limit)
-        .with_for_update(key_share=True, skip_locked=True)
-    )
-    found = [_task(row) for row in tx.execute(lapsed)]
-    if not found:
-        return []
-    at = stamp(tx)
-    returned = [task.lapsed(at.now) for task in found]
-    save(tx, returned)
-    return returned
-
-
-# ---- next wake
-
-
-def next_wakes(tx: Tx, of: Sequence[Handler] | None = None) -> list[HandlerWake]:
-    """When the next task of each handler can be claimed: of these, or of all that were ever used.
-
-    Pending tasks count by their time, held ones by the end of their lease. A handler that is paused, or whose limit is
-    reached, gives nothing before a lease in it ends; parked and blocked tasks never count: their release is a change.
-    """
-    statement = _next_wakes_sql(dialect.product(tx), of is None)
-    found = tx.execute(statement, {} if of is None else {"wanted": _handler_rows(of)})
-    return [_handler_wake(row) for row in found]
-
-
-@cache
-def _next_wakes_sql(product: str, of_all: bool) -> Select[Any]:
-    statement = select(
-        handlers,
-        _first_of(handlers, tasks.c.run_at, TaskStatus.PENDING).label("pending"),
-        _first_of(handlers, tasks.c.locked_until, TaskStatus.PROCESSING).label("lapses"),
-        case((handlers.c.concurrency.is_not(None), _held_of(handlers)), else_=0).label("held"),
-    )
-    if of_all:
-        return statement
-    wanted = dialect.rows(product, "wanted", **_HANDLER)
-    return statement.join(wanted, _same_handler(handlers.c, wanted.c))
-
-
-def _handler_wake(row: Row[Any]) -> HandlerWake:
-    saturated = row.concurrency is not None and row.held >= row.concurrency
-    due_at = None if row.is_paused or saturated else row.pending
-    return HandlerWake(_handler(row), due_at, None if row.is_paused else row.lapses)
-
-
-def _first_of(of: FromClause, moment: Any, status: TaskStatus) -> Any:
-    """The earliest such moment among the tasks of a handler in that status."""
-    mine = and_(_same_handler(tasks.c, of.c), tasks.c.status == _literal(status))
-    return select(func.min(moment)).where(mine).correlate(of).scalar_subquery()
-
-
-def _held_of(of: FromClause) -> Any:
-    """How many tasks of a handler are held."""
-    mine = and_(_same_handler(tasks.c, of.c), tasks.c.status == _literal(TaskStatus.PROCESSING))
-    return select(func.count()).select_from(tasks).where(mine).correlate(of).scalar_subquery()
-
-
-# ---- handlers
-
-
-def note_handlers(tx: Tx, used: Iterable[Handler]) -> None:
-    """Remember whom work is addressed to."""
-    tx.execute(_note_sql(dialect.product(tx)), {"fresh": _handler_rows(used)})
-
-
-@cache
-def _note_sql(product: str) -> Any:
-    fresh = dialect.rows(product, "fresh", **_HANDLER)
-    source = select(*_handler_columns(fresh.c), literal(False), db_now()).where(true())
-    return (
-        dialect.insert(product, handlers)
-        .from_select([*_HANDLER, "is_paused", "created_at"], source.order_by(*_handler_columns(fresh.c)))
-        .on_conflict_do_nothing()
-    )
-
-
-def limit_handler(tx: Tx, handler: Handler, *, concurrency: int | None, is_paused: bool = False) -> None:
-    """Set how many tasks of a handler may be held at once over all replicas, or pause it."""
-    mine = and_(*(handlers.c[name] == value for name, value in _handler_row(handler).items()))
-    tx.execute(update(handlers).where(mine).values(concurrency=concurrency, is_paused=is_paused))
-
-
 # ---- rows
-
-
-def _same_handler(left: Any, right: Any) -> Any:
-    return and_(*(one == other for one, other in zip(_handler_columns(left), _handler_columns(right), strict=True)))
-
-
-def _handler_columns(columns: Any) -> list[Any]:
-    return [columns.namespace, columns.kind, columns.name]
 
 
 def _id_rows(task_ids: Iterable[int]) -> str:
     return dialect.as_rows({"id": task_id} for task_id in task_ids)
 
 
-def _handler_rows(of: Iterable[Handler]) -> str:
-    return dialect.as_rows(map(_handler_row, of))
-
-
-def _handler_row(handler: Handler) -> dict[str, Any]:
-    return {"namespace": handler.namespace, "kind": handler.kind, "name": handler.name}
-
-
-def _handler(row: Row[Any]) -> Handler:
-    return Handler(row.namespace, TaskKind(row.kind), row.name)
-
-
-def _literal(status: TaskStatus) -> Any:
-    """A status as part of the statement's text, so that the partial indexes can be used."""
-    return literal(status.value, literal_execute=True)
-
-
 def _new_row(new: NewTask, at: Stamp) -> dict[str, Any]:
-    return _handler_row(new.handler) | {
+    return handlers.as_row(new.handler) | {
         "key": new.key,
         "reason": new.reason,
         "payload": new.payload,
@@ -467,10 +271,11 @@ def _mutable_row(task: Task) -> dict[str, Any]:
     return row | {"id": task.id}
 
 
-def _task(row: Row[Any]) -> Task:
+def from_row(row: Row[Any]) -> Task:
+    """A task from its row."""
     return Task(
         id=row.id,
-        handler=_handler(row),
+        handler=handlers.from_row(row),
         key=row.key,
         run_number=row.run_number,
         reason=Reason(row.reason),

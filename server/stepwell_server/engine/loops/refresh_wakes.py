@@ -8,9 +8,10 @@ from functools import partial
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.engine.wakes import WakeBus
-from stepwell_server.storage import tasks
+from stepwell_server.storage import handlers, tasks
 from stepwell_server.storage.database import Database, Tx, TxOptions
-from stepwell_server.storage.tasks import HandlerWake, Stamp
+from stepwell_server.storage.handlers import HandlerWake
+from stepwell_server.storage.tasks import Stamp
 
 _OPTIONS = TxOptions(label="refresh-wakes", read_only=True, reserved=True)
 
@@ -27,4 +28,4 @@ async def refresh_wakes(db: Database, bus: WakeBus) -> None:
 
 
 def _ask(tx: Tx, of: Sequence[Handler] | None) -> tuple[list[HandlerWake], Stamp]:
-    return tasks.next_wakes(tx, of), tasks.stamp(tx)
+    return handlers.next_wakes(tx, of), tasks.stamp(tx)

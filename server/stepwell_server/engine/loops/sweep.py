@@ -14,10 +14,11 @@ from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.domain.tasks import Task
 from stepwell_server.domain.times import SECOND
 from stepwell_server.engine.wakes import WakeBus
-from stepwell_server.storage import tasks
+from stepwell_server.storage import handlers, leases, tasks
 from stepwell_server.storage.database import Database, Tx, TxOptions
+from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.hints import Hints
-from stepwell_server.storage.tasks import HandlerWake, Stamp
+from stepwell_server.storage.tasks import Stamp
 
 INTERVAL = 5.0
 WITHOUT_HINTS = 0.25
@@ -79,11 +80,11 @@ class Sweep:
     def _sweep(self, tx: Tx) -> Swept:
         """A system at rest writes nothing: the lease clock only ticks while somebody holds something."""
         gap, lapsed = False, []
-        if tasks.any_held(tx):
-            gap = tasks.tick_lease_clock(tx, self.times)
-            lapsed = tasks.sweep(tx, self.times)
+        if leases.any_held(tx):
+            gap = leases.tick(tx, self.times)
+            lapsed = leases.sweep(tx, self.times)
         self.hints.ping(tx)
-        return Swept(tasks.next_wakes(tx), lapsed, gap, tasks.stamp(tx))
+        return Swept(handlers.next_wakes(tx), lapsed, gap, tasks.stamp(tx))
 
     def _interval(self) -> float:
         if not self.db.reachable:

@@ -1,0 +1,170 @@
+"""Rows of handlers: whom work is addressed to, how much of it may be held at once, and when it is next due."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import FromClause, Row, Select, Text, and_, case, func, literal, select, true, update
+from sqlalchemy.types import TypeEngine
+
+from stepwell_server.domain.tasks import Handler, TaskKind, TaskStatus
+from stepwell_server.domain.times import Micros
+from stepwell_server.storage import dialect
+from stepwell_server.storage.clock import db_now
+from stepwell_server.storage.database import Tx
+from stepwell_server.storage.schema import handlers, tasks
+
+COLUMNS: dict[str, TypeEngine[Any]] = {"namespace": Text(), "kind": Text(), "name": Text()}
+
+
+@dataclass(frozen=True, slots=True)
+class HandlerWake:
+    """When something of a handler can be claimed next. The two times are of two clocks; None: never, as things are."""
+
+    handler: Handler
+    due_at: Micros | None
+    """By db_now(): when the first pending task is due."""
+    lapses_at: Micros | None
+    """By lease_now(): when the first lease ends."""
+
+
+def note(tx: Tx, used: Iterable[Handler]) -> None:
+    """Remember whom work is addressed to."""
+    tx.execute(_note_sql(dialect.product(tx)), {"fresh": as_rows(used)})
+
+
+@cache
+def _note_sql(product: str) -> Any:
+    fresh = dialect.rows(product, "fresh", **COLUMNS)
+    source = select(*columns_of(fresh.c), literal(False), db_now()).where(true())
+    return (
+        dialect.insert(product, handlers)
+        .from_select([*COLUMNS, "is_paused", "created_at"], source.order_by(*columns_of(fresh.c)))
+        .on_conflict_do_nothing()
+    )
+
+
+def limit(tx: Tx, handler: Handler, *, concurrency: int | None, is_paused: bool = False) -> None:
+    """Set how many tasks of a handler may be held at once over all replicas, or pause it."""
+    mine = and_(*(handlers.c[name] == value for name, value in as_row(handler).items()))
+    tx.execute(update(handlers).where(mine).values(concurrency=concurrency, is_paused=is_paused))
+
+
+# ---- limits
+
+
+def lock_limited(tx: Tx, asked: Iterable[Handler]) -> dict[Handler, int]:
+    """Limits of those handlers that have one, 0 for those that are paused or being claimed by another replica."""
+    product, wanted = dialect.product(tx), {"wanted": as_rows(asked)}
+    limits = {from_row(row): 0 for row in tx.execute(_limited_sql(product, locking=False), wanted)}
+    if limits:
+        for row in tx.execute(_limited_sql(product, locking=True), wanted):
+            limits[from_row(row)] = 0 if row.is_paused else row.concurrency
+    return limits
+
+
+@cache
+def _limited_sql(product: str, locking: bool) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **COLUMNS)
+    limited = select(handlers).join(wanted, same_handler(handlers.c, wanted.c))
+    limited = limited.where(handlers.c.is_paused | handlers.c.concurrency.is_not(None))
+    if not locking:
+        return limited
+    ordered = limited.order_by(*columns_of(handlers.c))
+    return ordered.with_for_update(of=handlers, key_share=True, skip_locked=True)
+
+
+def count_held(tx: Tx, of: Sequence[Handler]) -> dict[Handler, int]:
+    """How many tasks of each handler are held, lapsed ones included until another has claimed them."""
+    if not of:
+        return {}
+    found = tx.execute(_count_held_sql(dialect.product(tx)), {"wanted": as_rows(of)})
+    return {from_row(row): row.held for row in found}
+
+
+@cache
+def _count_held_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **COLUMNS)
+    return select(wanted, _held_of(wanted).label("held"))
+
+
+# ---- next wake
+
+
+def next_wakes(tx: Tx, of: Sequence[Handler] | None = None) -> list[HandlerWake]:
+    """When the next task of each handler can be claimed: of these, or of all that were ever used.
+
+    Pending tasks count by their time, held ones by the end of their lease. A handler that is paused, or whose limit is
+    reached, gives nothing before a lease in it ends; parked and blocked tasks never count: their release is a change.
+    """
+    statement = _next_wakes_sql(dialect.product(tx), of is None)
+    found = tx.execute(statement, {} if of is None else {"wanted": as_rows(of)})
+    return [_wake(row) for row in found]
+
+
+@cache
+def _next_wakes_sql(product: str, of_all: bool) -> Select[Any]:
+    statement = select(
+        handlers,
+        _first_of(handlers, tasks.c.run_at, TaskStatus.PENDING).label("pending"),
+        _first_of(handlers, tasks.c.locked_until, TaskStatus.PROCESSING).label("lapses"),
+        case((handlers.c.concurrency.is_not(None), _held_of(handlers)), else_=0).label("held"),
+    )
+    if of_all:
+        return statement
+    wanted = dialect.rows(product, "wanted", **COLUMNS)
+    return statement.join(wanted, same_handler(handlers.c, wanted.c))
+
+
+def _wake(row: Row[Any]) -> HandlerWake:
+    saturated = row.concurrency is not None and row.held >= row.concurrency
+    due_at = None if row.is_paused or saturated else row.pending
+    return HandlerWake(from_row(row), due_at, None if row.is_paused else row.lapses)
+
+
+def _first_of(of: FromClause, moment: Any, status: TaskStatus) -> Any:
+    """The earliest such moment among the tasks of a handler in that status."""
+    mine = and_(same_handler(tasks.c, of.c), tasks.c.status == in_status(status))
+    return select(func.min(moment)).where(mine).correlate(of).scalar_subquery()
+
+
+def _held_of(of: FromClause) -> Any:
+    """How many tasks of a handler are held."""
+    mine = and_(same_handler(tasks.c, of.c), tasks.c.status == in_status(TaskStatus.PROCESSING))
+    return select(func.count()).select_from(tasks).where(mine).correlate(of).scalar_subquery()
+
+
+# ---- rows
+
+
+def same_handler(left: Any, right: Any) -> Any:
+    """Whether two sets of columns name the same handler."""
+    return and_(*(one == other for one, other in zip(columns_of(left), columns_of(right), strict=True)))
+
+
+def columns_of(columns: Any) -> list[Any]:
+    """The columns that name a handler."""
+    return [columns.namespace, columns.kind, columns.name]
+
+
+def as_rows(of: Iterable[Handler]) -> str:
+    """Handlers as the value of a `dialect.rows` parameter."""
+    return dialect.as_rows(map(as_row, of))
+
+
+def as_row(handler: Handler) -> dict[str, Any]:
+    """A handler as columns of a row."""
+    return {"namespace": handler.namespace, "kind": handler.kind, "name": handler.name}
+
+
+def from_row(row: Row[Any]) -> Handler:
+    """A handler from a row that names it."""
+    return Handler(row.namespace, TaskKind(row.kind), row.name)
+
+
+def in_status(status: TaskStatus) -> Any:
+    """A status as part of the statement's text, so that the partial indexes can be used."""
+    return literal(status.value, literal_execute=True)
