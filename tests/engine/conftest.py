@@ -10,6 +10,7 @@ from sqlalchemy import make_url
 from stepwell_server.app import open_database
 from stepwell_server.storage import migrate
 from stepwell_server.storage.database import Database
+from tests.support.postgres import PostgresServer
 from tests.support.spine import Spine, running
 
 
@@ -21,8 +22,9 @@ async def spine(db: Database) -> AsyncIterator[Spine]:
 
 
 @pytest.fixture
-async def replicas(postgres_url: str) -> AsyncIterator[tuple[Spine, Spine]]:
-    """Two spines on one PostgreSQL database, as in two replicas."""
+async def replicas(postgres_url: str, postgres: PostgresServer) -> AsyncIterator[tuple[Spine, Spine]]:
+    """Two spines on one PostgreSQL database, as in two replicas. Deadlocks are found before a lock's time is over."""
+    postgres.execute(f"ALTER DATABASE {make_url(postgres_url).database} SET deadlock_timeout = '20ms'")
     databases = [open_database(make_url(postgres_url)) for _ in range(2)]
     await databases[0].run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
     async with running(Spine(databases[0])) as here, running(Spine(databases[1])) as there:

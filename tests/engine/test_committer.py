@@ -21,7 +21,8 @@ from stepwell_server.engine.groups import Group, GroupResult, Undecided
 from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Tx
-from tests.support.spine import ANNA, ORDER, Spine, held
+from tests.support.postgres import PostgresServer
+from tests.support.spine import ANNA, ORDER, Spine
 
 
 @dataclass(frozen=True)
@@ -304,17 +305,44 @@ async def test_the_same_key_scheduled_by_two_replicas_at_once_is_stored_once(rep
     assert len(await here.rows()) == 50
 
 
-async def test_transactions_over_the_same_tasks_in_opposite_order_do_not_deadlock(
-    replicas: tuple[Spine, Spine],
-) -> None:
-    """Rule 21: whoever locks several takes them in one order, whatever order it was asked in."""
+async def test_a_claim_passes_over_what_is_locked(replicas: tuple[Spine, Spine]) -> None:
     here, there = replicas
-    ids = [(await here.schedule(str(number))).id for number in range(2)]
+    first = await here.schedule("first")
+    await here.schedule("second")
 
-    async def touch(spine: Spine, ordered: list[int]) -> None:
-        for _ in range(50):
-            await spine.db.run_tx(lambda tx: store.save(tx, store.lock(tx, ordered, waiting=True).values()))
+    async with locked(there.db, first.id), asyncio.timeout(0.9):
+        claimed = await here.claim(credits=2)
 
-    await asyncio.gather(touch(here, ids), touch(there, ids[::-1]))
+    assert [task.key for task in claimed] == ["second"]
 
-    assert held(await here.claim_one()).fence > 0
+
+async def test_a_call_stays_behind_while_its_entity_is_on_the_slow_lane(spine: Spine) -> None:
+    await spine.schedule()
+    mine = await spine.claim_one()
+    lane = spine.committer._slow[mine.id] = asyncio.create_task(asyncio.sleep(60))
+
+    behind = asyncio.create_task(spine.advance(mine))
+    await spine.schedule("other")
+    stored = await spine.read(mine.id)
+    assert stored is not None and stored.frame_number == 0
+    assert not behind.done()
+
+    del spine.committer._slow[mine.id]
+    lane.cancel()
+    spine.committer._arrived.set()
+    assert (await behind).verdict is Verdict.ACCEPTED
+
+
+async def test_locks_are_taken_in_one_order_whatever_was_asked(
+    replicas: tuple[Spine, Spine], postgres_url: str, postgres: PostgresServer
+) -> None:
+    here, there = replicas
+    ids = [(await here.schedule(str(number))).id for number in range(50)]
+
+    async with locked(there.db, ids[0]):
+        waiting = asyncio.create_task(here.db.run_tx(lambda tx: store.lock(tx, ids[::-1], waiting=True)))
+        await postgres.wait_for_waiters(postgres_url, 1)
+        free = await there.db.run_tx(lambda tx: store.lock(tx, ids[1:], waiting=False))
+        assert [*free] == ids[1:]  # the other waits for the first, and has none of these yet
+
+    assert [*await waiting] == ids

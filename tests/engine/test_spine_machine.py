@@ -88,7 +88,8 @@ class Ticket:
         return Answer(verdict, self.stop, self.wake_again, self.revision if revision is None else revision)
 
     def let_go(self) -> None:
-        self.status, self.owner, self.until, self.acked = TaskStatus.PENDING, None, None, False
+        self.status = TaskStatus.PARKED if self.stop is Stop.PAUSE else TaskStatus.PENDING
+        self.stop, self.owner, self.until, self.acked = Stop.NONE, None, None, False
 
     def forget_attempt(self) -> None:
         self.wake_again, self.interruptions, self.open_steps = False, 0, ""
@@ -137,8 +138,9 @@ class Model:
         one = self.held_under(held)
         if one is None or one.owner != owner:
             return STALE
+        answer = one.answer(Verdict.ACCEPTED)
         one.let_go()
-        return one.answer(Verdict.ACCEPTED)
+        return answer
 
     def held_under(self, held: Held) -> Ticket | None:
         one = self.tickets.get(held.task_id)
@@ -180,8 +182,6 @@ class Model:
         one.let_go()
         one.due, one.reason, one.priority = due or one.wake_again, Reason.WAKE, priority
         one.forget_attempt()
-        if one.stop is Stop.PAUSE:
-            one.status, one.stop = TaskStatus.PARKED, Stop.NONE
 
     # ---- from outside
 
@@ -207,7 +207,7 @@ class Model:
             case "seize", _:
                 one.let_go()
                 one.forget_attempt()
-                one.fence, one.stop = fence, Stop.NONE
+                one.fence, one.status = fence, TaskStatus.PENDING
 
     # ---- time
 

@@ -388,3 +388,41 @@ async def test_only_served_names_are_handed_out(spine: Spine) -> None:
     assert await spine.claim(handler=Handler("default", TaskKind.WORKFLOW, "other")) == []
     assert await spine.claim(handler=Handler("elsewhere", TaskKind.WORKFLOW, "order")) == []
     assert await spine.claim(handler=Handler("default", TaskKind.INTERNAL, "order")) == []
+
+
+async def test_a_wake_does_not_send_what_is_due_to_the_end_of_the_queue(spine: Spine) -> None:
+    first = await spine.schedule("first")
+    await spine.schedule("second")
+
+    await spine.submit(calls.Wake(first.id, priority=first.priority))
+
+    assert (await spine.claim_one()).key == "first"
+
+
+@pytest.mark.parametrize("lost", [True, False], ids=["lapsed", "given back"])
+async def test_a_pause_whose_holder_is_lost_takes_effect_and_a_resume_withdraws_it(spine: Spine, lost: bool) -> None:
+    await spine.schedule()
+    mine = await spine.claim_one(ANNA)
+    await spine.db.run_tx(lambda tx: calls.pause(tx, mine.id))
+
+    if lost:
+        await spine.pass_lease_time(11)
+        await spine.sweep()
+    else:
+        await spine.submit(calls.GiveBack(held=held(mine), owner=ANNA))
+    assert await spine.claim(BEN) == []
+    await spine.db.run_tx(lambda tx: calls.resume(tx, mine.id, 0))
+
+    theirs = await spine.claim_one(BEN)
+    assert theirs.stop is Stop.NONE
+
+
+async def test_the_id_of_a_finished_task_is_never_given_to_another(spine: Spine) -> None:
+    ids = []
+    for _ in range(3):
+        await spine.schedule()
+        task = await spine.claim_one()
+        ids.append(task.id)
+        await spine.finish(task)
+
+    assert len(set(ids)) == 3

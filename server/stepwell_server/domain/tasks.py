@@ -138,8 +138,9 @@ class Task:
     # ---- giving up
 
     def given_back(self) -> Task:
-        """Pending again as it was before its claim, as if nobody had ever had it."""
-        return replace(self, status=TaskStatus.PENDING, owner=None, locked_until=None, acked=False)
+        """Pending again as it was before its claim, or parked if it was to pause: then nobody is left to wait for."""
+        free = replace(self, status=TaskStatus.PENDING, owner=None, locked_until=None, acked=False)
+        return free.parked() if self.stop is Stop.PAUSE else free
 
     def lapsed(self, now: Micros) -> Task:
         """Pending again because its holder was lost. What was open stays noted, for its attempts to be counted."""
@@ -149,7 +150,7 @@ class Task:
 
     def released(self, now: Micros, run_at: Micros, reason: Reason, priority: int) -> Task:
         """Waiting for its next time; due at once if something came while it was held, parked if it is to pause."""
-        waiting = replace(
+        return replace(
             self.given_back(),
             run_at=now if self.wake_again else run_at,
             reason=reason,
@@ -158,7 +159,6 @@ class Task:
             interruptions=0,
             open_steps="",
         )
-        return waiting.parked() if self.stop is Stop.PAUSE else waiting
 
     def advanced(self, frame_number: int, open_steps: str) -> Task:
         """One frame further: its number is remembered, and the revision tells images in memory apart."""
@@ -210,8 +210,16 @@ class Task:
                 return self
 
     def seized(self, fence: int) -> Task:
-        """Taken from whoever holds it, at once: what the old holder still sends is stale."""
-        return replace(self.given_back(), fence=fence, stop=Stop.NONE, wake_again=False, open_steps="", interruptions=0)
+        """Taken from whoever holds it, at once, and due whatever it was: what the old holder still sends is stale."""
+        return replace(
+            self.given_back(),
+            status=TaskStatus.PENDING,
+            fence=fence,
+            stop=Stop.NONE,
+            wake_again=False,
+            open_steps="",
+            interruptions=0,
+        )
 
 
 def judge(task: Task | None, held: Held, frame_number: int = 0) -> Verdict:

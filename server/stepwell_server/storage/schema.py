@@ -122,6 +122,7 @@ tasks = Table(
         postgresql_where=text("status = 'processing'"),
         sqlite_where=text("status = 'processing'"),
     ),
+    sqlite_autoincrement=True,  # else SQLite gives the id of a finished task to the next one
 )
 
 # One row: when a lease was last renewed by anybody. Leases lapse only while somebody is able to renew them.

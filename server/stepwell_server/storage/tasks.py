@@ -1,4 +1,4 @@
-"""Rows of tasks: the one claim, the one lease, the one next wake.
+"""Rows of tasks: lock them, write them, claim them.
 
 Statements take and return batches. The order inside a transaction is always: lock, stamp, read, write, each a later
 statement, because under READ COMMITTED a statement that waited for a lock still sees the rest as it was before.

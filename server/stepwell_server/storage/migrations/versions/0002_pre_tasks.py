@@ -47,6 +47,7 @@ def upgrade() -> None:
         sa.Column("payload", sa.Text()),
         sa.Column("created_at", sa.BigInteger(), nullable=False),
         sa.UniqueConstraint("namespace", "kind", "name", "key", name="uq_tasks__namespace_kind_name_key"),
+        sqlite_autoincrement=True,
     )
     _index("claim", ["namespace", "kind", "name", "priority", "run_at", "id"], "status = 'pending'")
     _index("next_wake", ["namespace", "kind", "name", "run_at"], "status = 'pending'")
