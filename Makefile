@@ -47,10 +47,10 @@ run: setup ## Start a server on 127.0.0.1:7350 with an SQLite file (ARGS="--flag
 test: lint types verify-proto verify-gen test-python test-serializable test-typescript test-go test-java ## Everything that CI runs
 
 .PHONY: quick
-quick: setup ## The loop while you work: lint, types and the fast tests on SQLite, under a minute
+quick: setup ## The loop while you work: lint, types and the fast tests on SQLite
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/pytest -q --sqlite-only -m "not slow"
+	$(BIN)/pytest -q --sqlite-only -m "not slow" --ignore tests/e2e
 
 .PHONY: test-python
 test-python: setup ## The server and the Python SDK, on SQLite and PostgreSQL
