@@ -31,7 +31,7 @@ _HURRIED = {
 }
 _INDEXED = {
     # A plan is made once, often while tables are empty, and kept: then a scan looks cheap, and stays in use when they
-    # have grown (bench/README.md). Every statement of ours has an index; use it from the first row on.
+    # have grown. Every statement of ours has an index; use it from the first row on.
     "enable_seqscan": "off",
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
