@@ -26,25 +26,34 @@ from stepwell_server.api.interceptors import Pipeline, layers
 from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.ops import OpsListener
 from stepwell_server.api.server import ServerServicer
+from stepwell_server.api.workers import Terms, WorkerServicer
+from stepwell_server.api.workflows import WorkflowServicer
 from stepwell_server.config import Settings, split_address
 from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.runs import TIMEOUT_MARGIN, RunRules
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.groups import GroupResult
+from stepwell_server.engine.dispatch import Dispatcher
+from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.loops import supervised
 from stepwell_server.engine.loops.prune_requests import prune_requests
 from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
 from stepwell_server.engine.loops.relay_hints import HintRelay
 from stepwell_server.engine.loops.sweep import Sweep
 from stepwell_server.engine.namespaces import Namespaces
+from stepwell_server.engine.registry import Registry
 from stepwell_server.engine.server import Replica, Server
+from stepwell_server.engine.spine import Spine
 from stepwell_server.engine.wakes import DatabaseTime, WakeBus
+from stepwell_server.engine.watches import Watches
+from stepwell_server.engine.workers import Workers
+from stepwell_server.engine.workflows import Workflows
 from stepwell_server.storage import clock, migrate
 from stepwell_server.storage import server as deployments
 from stepwell_server.storage.database import READ, Database
 from stepwell_server.storage.dialect import WrongEncoding
 from stepwell_server.storage.failpoints import Failpoints
-from stepwell_server.storage.hints import Hints, NoHints, PostgresqlHints
+from stepwell_server.storage.hints import Hint, Hints, NoHints, PostgresqlHints
 from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.postgresql import PostgresqlBackend
 from stepwell_server.storage.server import Deployment
@@ -120,6 +129,7 @@ class App:
         self.metrics = Metrics()
         self._hints = open_hints(settings.database_url)
         self._admission = Admission(settings.unary_calls, settings.limits.streams_per_principal)
+        self._background: dict[str, Callable[[], Awaitable[None]]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._servers: list[aio.Server] = []
         self._ops: OpsListener | None = None
@@ -129,10 +139,11 @@ class App:
         for address in (self.settings.listen, self.settings.ops_listen):
             listeners.check_free(*split_address(address))  # before a database is created that nobody will serve
         replica = await self._meet_database()
+        self._assemble(replica)
         await self.health.start()
         addresses = await self._listen(replica)
         await self._report_database(True)
-        self._start_loops(replica)
+        self._start_loops()
         log.info(
             "serving",
             listen=addresses.listen,
@@ -146,6 +157,7 @@ class App:
         """Leave without a failed call: look unready, let balancers look away, end what is in flight."""
         log.info("draining", again="ends it at once")
         await self.health.drain()
+        self._workers.drain()
         await asyncio.sleep(settle)
         await self._admission.close(self.settings.drain_grace.total_seconds())
         await self.stop(CUT_GRACE)
@@ -181,12 +193,67 @@ class App:
         deadline = settings.unary_deadline.total_seconds()
         return Pipeline(layers(policy, self.metrics, self._admission, deadline), policy)
 
-    def _servicers(self, replica: Replica) -> listeners.Servicers:
+    def _assemble(self, replica: Replica) -> None:
+        """The engine room: the committer, the wake bus, the dispatcher, and who tells whom."""
+        settings = self.settings
+        registry = Registry(self.db, replica.limits)
+        virtual = replica.deployment.virtual_clock
+        rules = RunRules(
+            limits=replica.limits,
+            times=settings.leases.to_times(),
+            timeout_margin=0 if virtual else TIMEOUT_MARGIN,
+            namespaces=registry.namespaces,
+        )
+        bus = WakeBus(DatabaseTime(virtual=virtual))
+        relay = HintRelay(self.db, self._hints)
+        watches = Watches(self.db)
+
+        def announce(committed: Committed) -> None:
+            bus.learn(committed)
+            relay.note(committed.touched, committed.told)
+            watches.note(committed.runs)
+            dispatcher.look(committed.told)
+
+        def heard(hint: Hint) -> None:
+            bus.note(hint.handlers)
+            watches.note_handlers(hint.handlers)
+            dispatcher.look(hint.tasks)
+
+        committer = Committer(self.db, rules, announce)
+        dispatcher = Dispatcher(committer, bus, embedded=settings.dispatch == "embedded")
+        self._spine = Spine(self.db, committer, bus, dispatcher, registry, announce)
         tokens = PageTokens(replica.deployment.page_token_key)
+        self._workers = Workers(self._spine, tokens, replica.replica_id)
+        self._workflows = Workflows(self._spine, watches, tokens)
+        self._namespaces = Namespaces(self.db, tokens, replica.limits)
+        sweep = Sweep(self._spine, self._hints, self._swept)
+        self._background = {
+            "committer": committer.run,
+            "dispatch": dispatcher.run,
+            "sweep": sweep.run,
+            "watches": watches.run,
+            "prune_requests": lambda: prune_requests(self.db),
+            "refresh_wakes": lambda: refresh_wakes(self.db, bus),
+            "send_hints": relay.run,
+            "hear_hints": lambda: self._hints.listen(heard),
+        }
+
+    async def _swept(self, reachable: bool) -> None:
+        """After each sweep: what hints may have missed is looked for, and what depends on the database is told."""
+        await self._report_database(reachable)
+        if reachable:
+            self._workflows.watches.note_handlers(None)
+            await self._workers.confirm()
+
+    def _servicers(self, replica: Replica) -> listeners.Servicers:
+        settings, server = self.settings, Server(self.db, replica, self._hints)
+        terms = Terms(settings.leases.to_times(), settings.steps.to_policy(), settings.drain_grace.total_seconds())
         return listeners.Servicers(
-            namespaces=NamespaceServicer(Namespaces(self.db, tokens, replica.limits)),
-            clock=ClockServicer(Clock(self.db)),
-            server=ServerServicer(Server(self.db, replica, self._hints)),
+            workflows=WorkflowServicer(self._workflows),
+            workers=WorkerServicer(self._workers, server, terms),
+            namespaces=NamespaceServicer(self._namespaces),
+            clock=ClockServicer(Clock(self._spine)),
+            server=ServerServicer(server),
         )
 
     async def _listen(self, replica: Replica) -> Addresses:
@@ -204,28 +271,8 @@ class App:
             await server.start()
         return Addresses(listen, ops_listen)
 
-    def _start_loops(self, replica: Replica) -> None:
-        """The engine room: the committer, the wake bus and what feeds it."""
-        hints = self._hints
-        bus = WakeBus(DatabaseTime(virtual=replica.deployment.virtual_clock))
-        relay = HintRelay(self.db, hints)
-
-        def committed(result: GroupResult) -> None:
-            bus.time.observe(result.at)
-            bus.note(result.touched)
-            relay.note(result.touched)
-
-        committer = Committer(self.db, self.settings.leases.to_times(), committed)
-        sweep = Sweep(self.db, bus, hints, committer.times, self._report_database)
-        loops: dict[str, Callable[[], Awaitable[None]]] = {
-            "committer": committer.run,
-            "sweep": sweep.run,
-            "prune_requests": lambda: prune_requests(self.db),
-            "refresh_wakes": lambda: refresh_wakes(self.db, bus),
-            "send_hints": relay.run,
-            "hear_hints": lambda: hints.listen(bus.note),
-        }
-        self._loops = [asyncio.create_task(supervised(name, loop)) for name, loop in loops.items()]
+    def _start_loops(self) -> None:
+        self._loops = [asyncio.create_task(supervised(name, loop)) for name, loop in self._background.items()]
 
     async def _report_database(self, reachable: bool) -> None:
         self.metrics.database_up.set(reachable)

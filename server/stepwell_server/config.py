@@ -35,6 +35,7 @@ from sqlalchemy.exc import ArgumentError
 
 from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.domain.limits import Limits
+from stepwell_server.domain.retry import Backoff, RetryPolicy, StepPolicy
 from stepwell_server.domain.times import to_micros
 
 ENV_PREFIX = "STEPWELL_"
@@ -48,6 +49,7 @@ class InvalidSettings(Exception):
 
 
 Dispatch: TypeAlias = Literal["embedded", "external"]
+BackoffName: TypeAlias = Literal["constant", "linear", "exponential"]
 LogFormat: TypeAlias = Literal["console", "json"]
 LogLevel: TypeAlias = Literal["debug", "info", "warning", "error"]
 
@@ -129,6 +131,24 @@ class LeaseSettings(BaseModel):
         return LeaseTimes(to_micros(self.lease), to_micros(self.ack_window), to_micros(self.reconnect_grace))
 
 
+class StepSettings(BaseModel):
+    """How steps are executed that say nothing else; `domain/retry.py` says what each means."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    max_attempts: int = Field(6, ge=1, le=1_000_000, title="N", description="most executions of a step")
+    delay: Seconds = Field(timedelta(seconds=10), title="SECONDS", description="first delay before another execution")
+    backoff: BackoffName = Field("exponential", description="how delays grow")
+    timeout: Seconds = Field(
+        timedelta(minutes=10), gt=timedelta(0), title="SECONDS", description="longest time of one execution"
+    )
+
+    def to_policy(self) -> StepPolicy:
+        """The same as the domain knows it."""
+        retry = RetryPolicy(self.max_attempts, to_micros(self.delay), Backoff(self.backoff))
+        return StepPolicy(retry, to_micros(self.timeout))
+
+
 class Settings(BaseSettings):
     """Everything an operator can decide. A field's title is what its flag takes."""
 
@@ -168,6 +188,7 @@ class Settings(BaseSettings):
         timedelta(seconds=25), title="SECONDS", description="after that, time for calls in flight to end"
     )
     leases: LeaseSettings = Field(LeaseSettings(), description="how long work is held")
+    steps: StepSettings = Field(StepSettings(), description="how steps are executed that say nothing else")
     limits: LimitSettings = Field(LimitSettings(), description="what callers may send")
 
     @property

@@ -21,8 +21,8 @@ LONGEST_FILE = 500
 LONGEST_FUNCTION = 50
 
 SHARED_PROTOS = {"common", "errors"}
-CONTRACT_ONLY = {"workflows", "workers", "dispatchers"}  # the contract is there, the server follows
-EVERY_FLOOR = {"namespaces"}  # primitives: the same stem from the proto down to the domain
+CONTRACT_ONLY = {"dispatchers"}  # the contract is there, the server follows
+EVERY_FLOOR = {"namespaces", "workflows"}  # primitives: the same stem from the proto down to the domain
 
 PROCESS_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 MAY_READ_PROCESS_CLOCK = {"storage/sqlite.py"}  # there, this process is the database

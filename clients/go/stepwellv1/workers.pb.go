@@ -476,9 +476,9 @@ func (x *ClaimTasksRequest) GetRequestId() string {
 // ClaimTasksResponse is the work.
 type ClaimTasksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The tasks. One whose state does not fit into the message comes with "more" set: a CommitTask with NeedState brings the
-	// rest, a page at a time.
-	Tasks         []*Task `protobuf:"bytes,1,rep,name=tasks,proto3" json:"tasks,omitempty"`
+	// What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
+	// the message comes with "more" set: CommitTask with NeedState brings the rest, a page at a time.
+	Frames        []*ServerFrame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -513,9 +513,9 @@ func (*ClaimTasksResponse) Descriptor() ([]byte, []int) {
 	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{5}
 }
 
-func (x *ClaimTasksResponse) GetTasks() []*Task {
+func (x *ClaimTasksResponse) GetFrames() []*ServerFrame {
 	if x != nil {
-		return x.Tasks
+		return x.Frames
 	}
 	return nil
 }
@@ -2078,7 +2078,10 @@ type OpenStep struct {
 	// Which execution this is, from 1.
 	Attempt int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Policy of the step. Stored with the step's first execution; later ones are ignored.
-	Policy        *StepPolicy `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
+	Policy *StepPolicy `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
+	// True: the body is executing already. The first bodies after a Task begin before any frame can name them; the first
+	// numbered frame names those that are still executing. A run that is to pause waits for these, and begins no others.
+	Begun         bool `protobuf:"varint,4,opt,name=begun,proto3" json:"begun,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2132,6 +2135,13 @@ func (x *OpenStep) GetPolicy() *StepPolicy {
 		return x.Policy
 	}
 	return nil
+}
+
+func (x *OpenStep) GetBegun() bool {
+	if x != nil {
+		return x.Begun
+	}
+	return false
 }
 
 // StepPolicy is how a step is executed.
@@ -2736,9 +2746,13 @@ func (*BeginSteps) Descriptor() ([]byte, []int) {
 	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{33}
 }
 
-// NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory.
+// NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory. The answer is the
+// Task again, under the same fence, with everything.
 type NeedState struct {
-	state         protoimpl.MessageState `protogen:"open.v1"`
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How many steps to leave out, because they have come already. For CommitTask, whose answer is one page: repeat the call with the
+	// number of steps that have come as long as "more" is set. Default 0.
+	Offset        int32 `protobuf:"varint,1,opt,name=offset,proto3" json:"offset,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2771,6 +2785,13 @@ func (x *NeedState) ProtoReflect() protoreflect.Message {
 // Deprecated: Use NeedState.ProtoReflect.Descriptor instead.
 func (*NeedState) Descriptor() ([]byte, []int) {
 	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{34}
+}
+
+func (x *NeedState) GetOffset() int32 {
+	if x != nil {
+		return x.Offset
+	}
+	return 0
 }
 
 // Goodbye says that the worker leaves. Tasks it still holds go back at once; an attempt is charged to bodies that are open.
@@ -3750,9 +3771,9 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x04wait\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x123\n" +
 	"\bhandlers\x18\x05 \x03(\v2\x17.stepwell.v1.HandlerRefR\bhandlers\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x06 \x01(\tR\trequestId\"=\n" +
-	"\x12ClaimTasksResponse\x12'\n" +
-	"\x05tasks\x18\x01 \x03(\v2\x11.stepwell.v1.TaskR\x05tasks\"}\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\"F\n" +
+	"\x12ClaimTasksResponse\x120\n" +
+	"\x06frames\x18\x01 \x03(\v2\x18.stepwell.v1.ServerFrameR\x06frames\"}\n" +
 	"\x11RenewTasksRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1d\n" +
 	"\n" +
@@ -3862,11 +3883,12 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x06Credit\x12,\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x18.stepwell.v1.HandlerKindR\x04kind\x12\x14\n" +
 	"\x05tasks\x18\x02 \x01(\x05R\x05tasks\"\t\n" +
-	"\aTaskAck\"i\n" +
+	"\aTaskAck\"\x7f\n" +
 	"\bOpenStep\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
 	"\aattempt\x18\x02 \x01(\x05R\aattempt\x12/\n" +
-	"\x06policy\x18\x03 \x01(\v2\x17.stepwell.v1.StepPolicyR\x06policy\"q\n" +
+	"\x06policy\x18\x03 \x01(\v2\x17.stepwell.v1.StepPolicyR\x06policy\x12\x14\n" +
+	"\x05begun\x18\x04 \x01(\bR\x05begun\"q\n" +
 	"\n" +
 	"StepPolicy\x12.\n" +
 	"\x05retry\x18\x01 \x01(\v2\x18.stepwell.v1.RetryPolicyR\x05retry\x123\n" +
@@ -3902,8 +3924,9 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x04held\x18\x01 \x03(\v2\x15.stepwell.v1.HeldTaskR\x04held\x12)\n" +
 	"\x10heartbeat_number\x18\x02 \x01(\x03R\x0fheartbeatNumber\"\f\n" +
 	"\n" +
-	"BeginSteps\"\v\n" +
-	"\tNeedState\"\t\n" +
+	"BeginSteps\"#\n" +
+	"\tNeedState\x12\x16\n" +
+	"\x06offset\x18\x01 \x01(\x05R\x06offset\"\t\n" +
 	"\aGoodbye\"\xc7\x05\n" +
 	"\aWelcome\x12%\n" +
 	"\x0eserver_version\x18\x01 \x01(\tR\rserverVersion\x12)\n" +
@@ -4097,7 +4120,7 @@ var file_stepwell_v1_workers_proto_depIdxs = []int32{
 	39, // 3: stepwell.v1.RegisterHandlersResponse.welcome:type_name -> stepwell.v1.Welcome
 	50, // 4: stepwell.v1.ClaimTasksRequest.wait:type_name -> google.protobuf.Duration
 	23, // 5: stepwell.v1.ClaimTasksRequest.handlers:type_name -> stepwell.v1.HandlerRef
-	40, // 6: stepwell.v1.ClaimTasksResponse.tasks:type_name -> stepwell.v1.Task
+	19, // 6: stepwell.v1.ClaimTasksResponse.frames:type_name -> stepwell.v1.ServerFrame
 	24, // 7: stepwell.v1.RenewTasksRequest.tasks:type_name -> stepwell.v1.HeldTask
 	11, // 8: stepwell.v1.RenewTasksResponse.results:type_name -> stepwell.v1.RenewTasksResult
 	2,  // 9: stepwell.v1.RenewTasksResult.stop:type_name -> stepwell.v1.Stop

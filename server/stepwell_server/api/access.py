@@ -134,3 +134,17 @@ OPEN_METHODS = frozenset(
 
 QUIET_METHODS = OPEN_METHODS | {method for method in METHODS if method.startswith("/grpc.reflection.")}
 """What tools call beside the call that counts: logged for debugging only."""
+
+WAITING_METHODS = frozenset(
+    {
+        "/stepwell.v1.WorkflowService/CreateInstance",
+        "/stepwell.v1.WorkflowService/WaitInstance",
+        "/stepwell.v1.WorkerService/ClaimTasks",
+        "/stepwell.v1.DispatcherService/Process",
+        "/stepwell.v1.ClockService/AdvanceClock",
+    }
+)
+"""Unary methods that can be asked to wait."""
+
+LONGEST_WAIT = 60.0
+"""Seconds that the longest of those waits takes."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -29,6 +30,18 @@ class Call:
     log_id: str = field(default_factory=lambda: uuid4().hex)
     principal: Principal = ANYBODY
     code: StatusCode = StatusCode.OK
+    permit: Callable[[str], None] = lambda namespace: None
+    """Refuses the call if its caller may not do this in that namespace. A stream asks when it has named one."""
+    authenticate: Callable[[], Awaitable[None]] | None = None
+    namespaces: set[str] = field(default_factory=set)
+    """Those that a stream has asked for."""
+
+    async def authorise(self) -> None:
+        """Ask again, of a stream that is open for long, whether its caller may be here."""
+        if self.authenticate is not None:
+            await self.authenticate()
+        for namespace in list(self.namespaces):
+            self.permit(namespace)
 
 
 current: ContextVar[Call] = ContextVar("current_call")

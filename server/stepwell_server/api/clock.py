@@ -28,9 +28,9 @@ class ClockServicer(ClockServiceServicer):
         caller = request_of(request)
         match request.WhichOneof("target"):
             case "by":
-                now = await self._clock.advance(caller, by=convert.duration_from_pb(request.by))
+                now, arrived = await self._clock.advance(caller, by=convert.duration_from_pb(request.by))
             case "to":
-                now = await self._clock.advance(caller, to=convert.timestamp_from_pb(request.to))
+                now, arrived = await self._clock.advance(caller, to=convert.timestamp_from_pb(request.to))
             case _:
                 raise InvalidField("say how far to go: by, or to", field="target")
-        return pb.AdvanceClockResponse(now=convert.timestamp_to_pb(now), arrived=True)
+        return pb.AdvanceClockResponse(now=convert.timestamp_to_pb(now), arrived=arrived)

@@ -5,11 +5,16 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from stepwell.v1 import namespaces_pb2, server_pb2
+from stepwell.v1 import common_pb2, errors_pb2, namespaces_pb2, server_pb2, workflows_pb2
+from stepwell_server.api.errors import code_of
 from stepwell_server.domain.clock import ClockReading
+from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.limits import Limits
-from stepwell_server.domain.namespaces import Namespace, NamespaceLimits, NamespaceSpec, Retention
+from stepwell_server.domain.namespaces import DEFAULT_NAMESPACE, Namespace, NamespaceLimits, NamespaceSpec, Retention
+from stepwell_server.domain.payloads import Payload
+from stepwell_server.domain.retry import Backoff, RetryPolicy
 from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.domain.workflows import Event, Failure, Instance, InstanceStatus, Step, StepStatus, StepType
 from stepwell_server.engine.server import Server
 
 _DATABASE_KINDS = {
@@ -134,3 +139,167 @@ def server_info_to_pb(
 
 def _optional_duration(duration: Micros | None) -> Duration | None:
     return None if duration is None else duration_to_pb(duration)
+
+
+# ---- workflows
+
+STATUSES = {
+    InstanceStatus.QUEUED: workflows_pb2.INSTANCE_STATUS_QUEUED,
+    InstanceStatus.RUNNING: workflows_pb2.INSTANCE_STATUS_RUNNING,
+    InstanceStatus.WAITING: workflows_pb2.INSTANCE_STATUS_WAITING,
+    InstanceStatus.WAITING_FOR_PAUSE: workflows_pb2.INSTANCE_STATUS_WAITING_FOR_PAUSE,
+    InstanceStatus.PAUSED: workflows_pb2.INSTANCE_STATUS_PAUSED,
+    InstanceStatus.COMPLETE: workflows_pb2.INSTANCE_STATUS_COMPLETE,
+    InstanceStatus.ERRORED: workflows_pb2.INSTANCE_STATUS_ERRORED,
+    InstanceStatus.TERMINATED: workflows_pb2.INSTANCE_STATUS_TERMINATED,
+}
+STEP_TYPES = {
+    StepType.DO: workflows_pb2.STEP_TYPE_DO,
+    StepType.SLEEP: workflows_pb2.STEP_TYPE_SLEEP,
+    StepType.WAIT_FOR_EVENT: workflows_pb2.STEP_TYPE_WAIT_FOR_EVENT,
+}
+STEP_STATUSES = {
+    StepStatus.PENDING: workflows_pb2.STEP_STATUS_PENDING,
+    StepStatus.WAITING: workflows_pb2.STEP_STATUS_WAITING,
+    StepStatus.COMPLETED: workflows_pb2.STEP_STATUS_COMPLETED,
+    StepStatus.ERRORED: workflows_pb2.STEP_STATUS_ERRORED,
+}
+_BACKOFFS = {
+    Backoff.CONSTANT: common_pb2.BACKOFF_CONSTANT,
+    Backoff.LINEAR: common_pb2.BACKOFF_LINEAR,
+    Backoff.EXPONENTIAL: common_pb2.BACKOFF_EXPONENTIAL,
+}
+
+
+def namespace_from_pb(name: str) -> str:
+    """The namespace that a request names, or the default."""
+    return name or DEFAULT_NAMESPACE
+
+
+def payload_from_pb(payload: common_pb2.Payload) -> Payload:
+    """A payload. One without a body is the empty text, which is no JSON."""
+    if payload.WhichOneof("body") == "binary":
+        return Payload(binary=payload.binary, encoding=payload.encoding)
+    return Payload(payload.json)
+
+
+def payload_to_pb(payload: Payload) -> common_pb2.Payload:
+    """A payload."""
+    if payload.binary is None:
+        return common_pb2.Payload(json=payload.json)
+    return common_pb2.Payload(binary=payload.binary, encoding=payload.encoding)
+
+
+def failure_from_pb(failure: common_pb2.Failure) -> Failure:
+    """What went wrong."""
+    return Failure(failure.name, failure.message, failure.non_retryable, failure.details)
+
+
+def failure_to_pb(failure: Failure) -> common_pb2.Failure:
+    """What went wrong."""
+    return common_pb2.Failure(
+        name=failure.name,
+        message=failure.message,
+        non_retryable=failure.non_retryable,
+        details=failure.details,
+    )
+
+
+def retry_to_pb(retry: RetryPolicy) -> common_pb2.RetryPolicy:
+    """How something is retried."""
+    policy = common_pb2.RetryPolicy(
+        delay=duration_to_pb(retry.delay),
+        backoff=_BACKOFFS[retry.backoff],
+        max_delay=_optional_duration(retry.max_delay),
+    )
+    if retry.max_attempts is None:
+        policy.unlimited = True
+    else:
+        policy.max_attempts = retry.max_attempts
+    return policy
+
+
+def reason_to_pb(error: StepwellError) -> errors_pb2.ErrorReason.ValueType:
+    """The reason of a refusal, as its enum has it."""
+    return errors_pb2.ErrorReason.Value(f"ERROR_REASON_{error.reason}")
+
+
+def item_error_to_pb(error: StepwellError) -> errors_pb2.ItemError:
+    """The refusal of one item of a batch."""
+    number, _ = code_of(error).value
+    return errors_pb2.ItemError(code=number, reason=reason_to_pb(error), message=str(error), metadata=error.metadata)
+
+
+def instance_to_pb(instance: Instance, *, payloads: bool = True) -> workflows_pb2.Instance:
+    """An instance; without its params and output if those are not wanted."""
+    key = instance.key
+    message = workflows_pb2.Instance(
+        namespace=key.namespace,
+        workflow=key.workflow,
+        instance_id=key.instance_id,
+        run_number=instance.run_number,
+        status=STATUSES[instance.status],
+        labels=instance.labels,
+        created_at=timestamp_to_pb(instance.created_at),
+        updated_at=timestamp_to_pb(instance.updated_at),
+        started_at=_optional_timestamp(instance.started_at),
+        ended_at=_optional_timestamp(instance.ended_at),
+        wake_at=_optional_timestamp(instance.wake_at),
+        revision=instance.revision,
+    )
+    if instance.failure is not None:
+        message.failure.CopyFrom(failure_to_pb(instance.failure))
+    if payloads and instance.params is not None:
+        message.params.CopyFrom(payload_to_pb(instance.params))
+    if payloads and instance.output is not None:
+        message.output.CopyFrom(payload_to_pb(instance.output))
+    return message
+
+
+def entry_to_pb(entry: Step | Event) -> workflows_pb2.HistoryEntry:
+    """A step or an event of a run's history."""
+    if isinstance(entry, Step):
+        return workflows_pb2.HistoryEntry(step=step_to_pb(entry))
+    return workflows_pb2.HistoryEntry(event=event_to_pb(entry))
+
+
+def step_to_pb(step: Step) -> workflows_pb2.Step:
+    """A step, as people see it."""
+    message = workflows_pb2.Step(
+        name=step.name,
+        type=STEP_TYPES[step.type],
+        status=STEP_STATUSES[step.status],
+        attempts=step.attempts,
+        next_retry_at=_optional_timestamp(step.next_retry_at),
+        wake_at=_optional_timestamp(step.wake_at),
+        event_type=step.event_type,
+        created_at=timestamp_to_pb(step.created_at),
+        updated_at=timestamp_to_pb(step.updated_at),
+    )
+    if step.policy is not None:
+        message.timeout.CopyFrom(duration_to_pb(step.policy.timeout))
+        if step.policy.retry.max_attempts is not None:
+            message.max_attempts = step.policy.retry.max_attempts
+    if step.result is not None:
+        message.result.CopyFrom(payload_to_pb(step.result))
+    if step.failure is not None:
+        message.failure.CopyFrom(failure_to_pb(step.failure))
+    return message
+
+
+def event_to_pb(event: Event, *, payload: bool = True) -> workflows_pb2.Event:
+    """An event; without its payload if that is not wanted."""
+    message = workflows_pb2.Event(
+        event_id=event.position,
+        type=event.type,
+        created_at=timestamp_to_pb(event.created_at),
+        delivered_at=_optional_timestamp(event.delivered_at),
+        consumed_by_step=event.consumed_by_step,
+    )
+    if payload and event.payload is not None:
+        message.payload.CopyFrom(payload_to_pb(event.payload))
+    return message
+
+
+def _optional_timestamp(instant: Micros | None) -> Timestamp | None:
+    return None if instant is None else timestamp_to_pb(instant)

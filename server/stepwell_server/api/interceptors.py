@@ -18,7 +18,15 @@ from google.protobuf.message import DecodeError, Message
 from grpc import HandlerCallDetails, StatusCode, aio
 
 from stepwell_server.api import validate
-from stepwell_server.api.access import METHODS, OPEN_METHODS, QUIET_METHODS, Caller, Policy
+from stepwell_server.api.access import (
+    LONGEST_WAIT,
+    METHODS,
+    OPEN_METHODS,
+    QUIET_METHODS,
+    WAITING_METHODS,
+    Caller,
+    Policy,
+)
 from stepwell_server.api.admission import Admission
 from stepwell_server.api.calls import Call, Context, current
 from stepwell_server.api.errors import DETAILS_KEY, code_of, to_status
@@ -100,11 +108,25 @@ class Pipeline(aio.ServerInterceptor):
 
     def _request(self, handler: Handler, raw: Any, call: Call) -> Any:
         if handler.request_streaming:
-            self._permit(call, "")  # again by the servicer, once the stream has named its namespace
+            self._permit(call, "")
+            self._let_ask(call)
             return _parsed_stream(handler, raw)
         message = _parsed(handler, raw)
         self._permit(call, _namespace(message))
         return message
+
+    def _let_ask(self, call: Call) -> None:
+        """A stream names its namespaces later: let its servicer ask then, and again while it is open."""
+
+        def permit(namespace: str) -> None:
+            self._permit(call, namespace)
+            call.namespaces.add(namespace)
+
+        async def authenticate() -> None:
+            if call.method not in OPEN_METHODS:
+                call.principal = await self._policy.authenticate(_caller(call))
+
+        call.permit, call.authenticate = permit, authenticate
 
     def _permit(self, call: Call, namespace: str) -> None:
         """Ask the policy. A method that is not in the table is denied to everybody."""
@@ -203,20 +225,21 @@ def authenticated(policy: Policy) -> Layer:
 
 
 def timely(deadline: float) -> Layer:
-    """Give a unary call that brings no deadline the server's own."""
+    """Give a unary call that brings no deadline the server's own; one that may wait gets that on top."""
 
     @asynccontextmanager
     async def layer(call: Call) -> AsyncIterator[None]:
         if call.streaming or call.context.time_remaining() is not None:
             yield
             return
+        longest = deadline + (LONGEST_WAIT if call.method in WAITING_METHODS else 0.0)
         try:
-            async with asyncio.timeout(deadline) as limit:
+            async with asyncio.timeout(longest) as limit:
                 yield
         except TimeoutError:
             if not limit.expired():
                 raise
-            raise ServerDeadline("the call took too long; bring a deadline of your own", limit=deadline) from None
+            raise ServerDeadline("the call took too long; bring a deadline of your own", limit=longest) from None
 
     return layer
 

@@ -26,6 +26,8 @@ from stepwell_server.api.health import Health
 from stepwell_server.api.interceptors import Pipeline
 from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.server import ServerServicer
+from stepwell_server.api.workers import WorkerServicer
+from stepwell_server.api.workflows import WorkflowServicer
 
 MESSAGE_BYTES = 4 * 1024 * 1024
 METADATA_BYTES = 8192
@@ -55,8 +57,6 @@ OPTIONS: list[tuple[str, int]] = [
 
 
 CONTRACT_ONLY: list[tuple[Any, Any]] = [
-    (workflows_pb2_grpc.add_WorkflowServiceServicer_to_server, workflows_pb2_grpc.WorkflowServiceServicer),
-    (workers_pb2_grpc.add_WorkerServiceServicer_to_server, workers_pb2_grpc.WorkerServiceServicer),
     (dispatchers_pb2_grpc.add_DispatcherServiceServicer_to_server, dispatchers_pb2_grpc.DispatcherServiceServicer),
 ]
 """Services that the contract has and this server does not yet: they answer UNIMPLEMENTED."""
@@ -70,6 +70,8 @@ class CannotListen(Exception):
 class Servicers:
     """The services that this server implements."""
 
+    workflows: WorkflowServicer
+    workers: WorkerServicer
     namespaces: NamespaceServicer
     clock: ClockServicer
     server: ServerServicer
@@ -83,6 +85,8 @@ def open_server(pipeline: Pipeline) -> aio.Server:
 def register_api(server: aio.Server, health: Health, servicers: Servicers, *, with_reflection: bool) -> None:
     """Give the server every service of the contract."""
     health_pb2_grpc.add_HealthServicer_to_server(health.servicer, server)
+    workflows_pb2_grpc.add_WorkflowServiceServicer_to_server(servicers.workflows, server)
+    workers_pb2_grpc.add_WorkerServiceServicer_to_server(servicers.workers, server)
     namespaces_pb2_grpc.add_NamespaceServiceServicer_to_server(servicers.namespaces, server)
     clock_pb2_grpc.add_ClockServiceServicer_to_server(servicers.clock, server)
     server_pb2_grpc.add_ServerServiceServicer_to_server(servicers.server, server)

@@ -14,7 +14,18 @@
     │   ├── UpdateMaskInvalid
     │   ├── RequestIdInvalid
     │   ├── InvalidNamespace
-    │   └── ClockMovesForwardOnly
+    │   ├── ClockMovesForwardOnly
+    │   ├── PayloadTooLarge
+    │   ├── PayloadTooDeep
+    │   ├── PayloadNotJson
+    │   ├── BatchTooLarge
+    │   ├── InvalidWorkflowName
+    │   ├── InvalidInstanceId
+    │   ├── InvalidEventType
+    │   ├── InvalidStepName
+    │   ├── InvalidSessionId
+    │   ├── DuplicateHandler
+    │   └── HelloRequired
     ├── IdempotencyKeyReused
     ├── DatabaseUnavailable           repeat the call
     ├── ShuttingDown                  repeat the call
@@ -26,7 +37,25 @@
     ├── PermissionDenied
     ├── NamespaceNotFound
     ├── NamespaceAlreadyExists
-    └── ClockNotVirtual
+    ├── ClockNotVirtual
+    ├── WorkflowNotFound
+    ├── InstanceNotFound
+    ├── InstanceIdAlreadyExists
+    ├── InstanceTerminal
+    ├── RunNotFound
+    ├── StepNotFound
+    ├── PendingEventsLimit
+    ├── StepTypeMismatch
+    ├── MaxStepsExceeded
+    ├── LeaseLost                     drop the task
+    │   └── RunSuperseded
+    ├── HelloTimeout
+    ├── ProtocolUnsupported
+    ├── Superseded
+    ├── FrameRate
+    ├── SlowConsumer
+    ├── SessionHasStream
+    └── SessionNotRegistered
 
 The metadata of an error holds every value that its message mentions, so that a client never parses a sentence.
 """
@@ -155,3 +184,125 @@ class NamespaceAlreadyExists(StepwellError):
 
 class ClockNotVirtual(StepwellError):
     reason = "CLOCK_NOT_VIRTUAL"
+
+
+class PayloadTooLarge(InvalidRequest):
+    reason = "PAYLOAD_TOO_LARGE"
+
+
+class PayloadTooDeep(InvalidRequest):
+    reason = "PAYLOAD_TOO_DEEP"
+
+
+class PayloadNotJson(InvalidRequest):
+    reason = "PAYLOAD_NOT_JSON"
+
+
+class BatchTooLarge(InvalidRequest):
+    reason = "BATCH_TOO_LARGE"
+
+
+class InvalidWorkflowName(InvalidRequest):
+    reason = "INVALID_WORKFLOW_NAME"
+
+
+class InvalidInstanceId(InvalidRequest):
+    reason = "INVALID_INSTANCE_ID"
+
+
+class InvalidEventType(InvalidRequest):
+    reason = "INVALID_EVENT_TYPE"
+
+
+class InvalidStepName(InvalidRequest):
+    reason = "INVALID_STEP_NAME"
+
+
+class InvalidSessionId(InvalidRequest):
+    reason = "INVALID_SESSION_ID"
+
+
+class DuplicateHandler(InvalidRequest):
+    reason = "DUPLICATE_HANDLER"
+
+
+class HelloRequired(InvalidRequest):
+    reason = "HELLO_REQUIRED"
+
+
+class WorkflowNotFound(StepwellError):
+    reason = "WORKFLOW_NOT_FOUND"
+
+
+class InstanceNotFound(StepwellError):
+    reason = "INSTANCE_NOT_FOUND"
+
+
+class InstanceIdAlreadyExists(StepwellError):
+    reason = "INSTANCE_ID_ALREADY_EXISTS"
+
+
+class InstanceTerminal(StepwellError):
+    """The instance has ended; only a restart can change that."""
+
+    reason = "INSTANCE_TERMINAL"
+
+
+class RunNotFound(StepwellError):
+    reason = "RUN_NOT_FOUND"
+
+
+class StepNotFound(StepwellError):
+    reason = "STEP_NOT_FOUND"
+
+
+class PendingEventsLimit(StepwellError):
+    reason = "LIMIT_PENDING_EVENTS"
+
+
+class StepTypeMismatch(StepwellError):
+    reason = "STEP_TYPE_MISMATCH"
+
+
+class MaxStepsExceeded(StepwellError):
+    reason = "MAX_STEPS_EXCEEDED"
+
+
+class LeaseLost(StepwellError):
+    """The caller no longer holds the task: it must drop it."""
+
+    reason = "LEASE_LOST"
+
+
+class RunSuperseded(LeaseLost):
+    """The run was ended or restarted by somebody else."""
+
+    reason = "RUN_SUPERSEDED"
+
+
+class HelloTimeout(StepwellError):
+    reason = "HELLO_TIMEOUT"
+
+
+class ProtocolUnsupported(StepwellError):
+    reason = "PROTOCOL_UNSUPPORTED"
+
+
+class Superseded(StepwellError):
+    reason = "SUPERSEDED"
+
+
+class FrameRate(StepwellError):
+    reason = "FRAME_RATE"
+
+
+class SlowConsumer(StepwellError):
+    reason = "SLOW_CONSUMER"
+
+
+class SessionHasStream(StepwellError):
+    reason = "SESSION_HAS_STREAM"
+
+
+class SessionNotRegistered(StepwellError):
+    reason = "SESSION_NOT_REGISTERED"

@@ -38,3 +38,12 @@ class Held:
 
     task_id: int
     fence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """A lease that a task is born with: to whom, under which fence, until when it must be acknowledged."""
+
+    owner: Owner
+    fence: int
+    until: Micros

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from enum import StrEnum
 
-from stepwell_server.domain.leases import Held, LeaseTimes, Owner
+from stepwell_server.domain.leases import Held, Lease, LeaseTimes, Owner
 from stepwell_server.domain.times import Micros
 
 HIGHEST_PRIORITY = 0
@@ -75,6 +75,15 @@ class Handler:
 
 
 @dataclass(frozen=True, slots=True)
+class Registration:
+    """A handler that a worker said it hosts."""
+
+    handler: Handler
+    description: str = ""
+    registered_at: Micros = 0
+
+
+@dataclass(frozen=True, slots=True)
 class NewTask:
     """A task to schedule. One (handler, key) has at most one task."""
 
@@ -86,6 +95,11 @@ class NewTask:
     reason: Reason = Reason.RUN
     run_number: int = 0
     payload: str | None = None
+    id: int | None = None
+    """None: the next number."""
+    revision: int = 0
+    lease: Lease | None = None
+    """Somebody holds it from the beginning."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,6 +125,14 @@ class Task:
     owner: Owner | None
     locked_until: Micros | None
     payload: str | None
+    step_count: int = 0
+    """Of a run: steps that count for its limit."""
+    pending_events: int = 0
+    """Of a run: events that nobody took yet."""
+    sticky_session: str | None = None
+    """Session that keeps the run in memory, as of `cached_revision`."""
+    cached_revision: int = 0
+    claimed_at: Micros | None = None
 
     # ---- taking and keeping
 
@@ -144,8 +166,9 @@ class Task:
 
     def lapsed(self, now: Micros) -> Task:
         """Pending again because its holder was lost. What was open stays noted, for its attempts to be counted."""
+        unnoticed = self.acked and not self.frame_number and not self.open_steps  # what it had begun, it never said
         return replace(
-            self.given_back(), run_at=now, reason=Reason.TAKEOVER, interruptions=self.interruptions + self.acked
+            self.given_back(), run_at=now, reason=Reason.TAKEOVER, interruptions=self.interruptions + unnoticed
         )
 
     def released(self, now: Micros, run_at: Micros, reason: Reason, priority: int) -> Task:
@@ -172,7 +195,7 @@ class Task:
         """Due at once. One that is held remembers it until it is released; a parked one until it is unparked."""
         match self.status:
             case TaskStatus.PENDING:
-                return replace(self, run_at=min(self.run_at, now), reason=reason, priority=priority)
+                return self if self.run_at <= now else replace(self, run_at=now, reason=reason, priority=priority)
             case TaskStatus.PROCESSING:
                 return replace(self, wake_again=True)
             case TaskStatus.PARKED | TaskStatus.BLOCKED:
@@ -219,6 +242,7 @@ class Task:
             wake_again=False,
             open_steps="",
             interruptions=0,
+            sticky_session=None,
         )
 
 

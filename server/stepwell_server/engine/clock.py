@@ -2,36 +2,114 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 
 from stepwell_server.domain.clock import ClockReading
 from stepwell_server.domain.times import Micros
 from stepwell_server.engine.requests import Request
+from stepwell_server.engine.spine import Spine
 from stepwell_server.storage import clock as store
-from stepwell_server.storage import requests
-from stepwell_server.storage.database import READ, Database, Tx
+from stepwell_server.storage import handlers, requests, runs, tasks
+from stepwell_server.storage.database import READ, Tx
+from stepwell_server.storage.tasks import Stamp
+
+LONGEST_ADVANCE = 20.0
+"""Seconds of real time after which an advance answers, wherever it is."""
+HUNG = 0.5
+"""Seconds of real time without any change after which what is running is taken to wait for the clock itself."""
+LOOK = 0.002
+
+
+@dataclass(frozen=True, slots=True)
+class _View:
+    """What decides how far a virtual clock may go."""
+
+    at: Stamp
+    held: int
+    """Tasks that somebody holds."""
+    next_due: Micros | None
+    next_timer: Micros | None
+    revision: int
+    """Changes whenever anything does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
     """The clock that decides: read it, and where it is virtual, move it."""
 
-    db: Database
+    spine: Spine
 
     async def read(self) -> ClockReading:
         """Both clocks, now."""
-        return await self.db.run_tx(store.read, READ)
+        return await self.spine.db.run_tx(store.read, READ)
 
-    async def advance(self, request: Request, *, by: Micros | None = None, to: Micros | None = None) -> Micros:
-        """Move a virtual clock forward and return where it stands."""
+    async def advance(
+        self, request: Request, *, by: Micros | None = None, to: Micros | None = None
+    ) -> tuple[Micros, bool]:
+        """Move a virtual clock forward, from due time to due time, and let what is due there be done.
+
+        Returns where it stands, and whether that is the target: work may still be running when the call must answer.
+        """
+        target = await self._target(request, by, to)
+        ends = asyncio.get_running_loop().time() + LONGEST_ADVANCE
+        while True:
+            view = await self._settled(ends)
+            if view is None:
+                return (await self.read()).now, False
+            if view.at.now >= target:
+                return view.at.now, True
+            await self._move(min(target, self._next_stop(view, target)))
+
+    async def _target(self, request: Request, by: Micros | None, to: Micros | None) -> Micros:
+        """Where to go, fixed when the request is first seen: a repetition goes to the same instant, not further."""
         key = request.key("")
 
-        def move(tx: Tx) -> Micros:
-            target = store.lock(tx).moved(by=by, to=to)
-            store.move(tx, target)
-            return target
-
         def work(tx: Tx) -> Micros:
-            return requests.once(tx, key, lambda: move(tx), dump=int, load=int)
+            return requests.once(tx, key, lambda: store.lock(tx).moved(by=by, to=to), dump=int, load=int)
 
-        return await self.db.run_tx(work)
+        return await self.spine.db.run_tx(work)
+
+    async def _move(self, instant: Micros) -> None:
+        def work(tx: Tx) -> Stamp:
+            if store.lock(tx).now < instant:
+                store.move(tx, instant)
+            return tasks.stamp(tx)
+
+        self.spine.bus.clock_moved(await self.spine.db.run_tx(work))
+
+    def _next_stop(self, view: _View, target: Micros) -> Micros:
+        """The next instant at which something happens by itself."""
+        times = [at for at in (view.next_due, view.next_timer) if at is not None and at > view.at.now]
+        return min(times, default=target)
+
+    async def _settled(self, ends: float) -> _View | None:
+        """Wait until all that is due is done. None: it is not, and the call must answer.
+
+        What somebody still holds when nothing has changed for a while waits for the clock: a body that hangs until
+        its timeout. Then the clock goes on.
+        """
+        loop = asyncio.get_running_loop()
+        before, quiet_since = None, loop.time()
+        while True:
+            view = await self.spine.db.run_tx(self._look, READ)
+            if not view.held and not self._claimable(view):
+                return view
+            if before is None or view.revision != before.revision:
+                before, quiet_since = view, loop.time()
+            elif loop.time() - quiet_since > HUNG and view.next_timer is not None and not self._claimable(view):
+                return view
+            if loop.time() > ends:
+                return None
+            await asyncio.sleep(LOOK)
+
+    def _claimable(self, view: _View) -> bool:
+        """Whether something is due that a worker of this replica could take."""
+        return view.next_due is not None and view.next_due <= view.at.now
+
+    def _look(self, tx: Tx) -> _View:
+        served = self.spine.dispatcher.served()
+        wakes = handlers.next_wakes(tx, list(served)) if served else []
+        held, revision = tasks.held_and_changed(tx)
+        due = min((one.due_at for one in wakes if one.due_at is not None), default=None)
+        return _View(tasks.stamp(tx), held, due, runs.next_timer(tx), revision)

@@ -18,8 +18,8 @@ from typing import Any
 import structlog
 
 from stepwell_server.domain.errors import Conflict, DatabaseUnavailable, Internal, ServerBusy, StepwellError
-from stepwell_server.domain.leases import LeaseTimes
-from stepwell_server.engine.groups import GroupResult, HotCall, Undecided, run_group
+from stepwell_server.domain.runs import RunRules
+from stepwell_server.engine.groups import Committed, GroupResult, HotCall, Undecided, run_group
 from stepwell_server.storage.database import Database, TxOptions
 
 GROUP_CALLS = 500
@@ -51,8 +51,8 @@ class Committer:
     """One per replica. `on_commit` hears of every group that was committed."""
 
     db: Database
-    times: LeaseTimes
-    on_commit: Callable[[GroupResult], None]
+    rules: RunRules
+    on_commit: Callable[[Committed], None]
     _inbox: deque[_Waiting] = field(default_factory=deque)
     _bytes: int = 0
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -60,13 +60,17 @@ class Committer:
 
     async def submit(self, call: HotCall) -> Any:
         """Commit the call with others and return its answer, or raise its refusal."""
+        return await self.enqueue(call)
+
+    def enqueue(self, call: HotCall) -> asyncio.Future[Any]:
+        """Take the call in, after all that came before it. The future brings its answer or its refusal."""
         if len(self._inbox) >= INBOX_CALLS or self._bytes + call.size > INBOX_BYTES:
             raise ServerBusy("more is waiting to be committed than the server takes", retry_after=0.1)
         waiting = _Waiting(call, asyncio.get_running_loop().create_future())
         self._inbox.append(waiting)
         self._bytes += call.size
         self._arrived.set()
-        return await waiting.answer
+        return waiting.answer
 
     async def run(self) -> None:
         """Commit group after group, until cancelled."""
@@ -108,7 +112,7 @@ class Committer:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""
         calls = [waiting.call for waiting in group]
         try:
-            result = await self.db.run_tx(lambda tx: run_group(tx, calls, self.times, waiting=False), _HOT)
+            result = await self.db.run_tx(lambda tx: run_group(tx, calls, self.rules, waiting=False), _HOT)
         except Exception as error:
             if len(group) > 1 and (isinstance(error, Conflict) or not isinstance(error, StepwellError)):
                 return await self._commit_halves(group)
@@ -134,7 +138,7 @@ class Committer:
             else:
                 _settle(waiting, answer)
         if len(undecided) < len(group):
-            self.on_commit(result)
+            self.on_commit(result.committed)
         return undecided
 
     def _try_again(self, undecided: Sequence[_Waiting]) -> None:
@@ -154,9 +158,9 @@ class Committer:
     async def _decide_slowly(self, waiting: _Waiting) -> None:
         """Decide one call in a transaction of its own that may wait for the lock."""
         try:
-            result = await self.db.run_tx(lambda tx: run_group(tx, [waiting.call], self.times, waiting=True), _SLOW)
+            result = await self.db.run_tx(lambda tx: run_group(tx, [waiting.call], self.rules, waiting=True), _SLOW)
             _settle(waiting, result.answers[0])
-            self.on_commit(result)
+            self.on_commit(result.committed)
         except Conflict:
             locked = DatabaseUnavailable("its row is locked by another for too long; repeat the call", retry_after=1.0)
             self._fail([waiting], locked)

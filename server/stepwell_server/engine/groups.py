@@ -2,39 +2,59 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.leases import LeaseTimes, Owner
-from stepwell_server.domain.tasks import Handler, NewTask, Task
+from stepwell_server.domain.runs import RunRules
+from stepwell_server.domain.tasks import Handler, NewTask, Stop, Task, TaskKind, TaskStatus
+from stepwell_server.domain.times import Micros
+from stepwell_server.engine.claims import Claimed, Seat, claim
+from stepwell_server.engine.runs import Reads, RunBook
 from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Tx
-from stepwell_server.storage.tasks import Served, Stamp
+from stepwell_server.storage.handlers import HandlerWake
+from stepwell_server.storage.tasks import Stamp, TaskKey
+
+_SMALL = 200
 
 
-class HotCall(Protocol):
+class HotCall:
     """A call that happens thousands of times a second. It is a value: it may be decided again after a rollback."""
+
+    __slots__ = ()
 
     @property
     def entity(self) -> Hashable:
         """What it is about. Calls about one entity are decided in the order in which they came."""
+        raise NotImplementedError
 
     @property
     def task_ids(self) -> Sequence[int]:
         """The tasks it must have locked."""
+        return ()
+
+    @property
+    def task_keys(self) -> Sequence[TaskKey]:
+        """The tasks it must have locked and knows only by their keys; those that exist."""
+        return ()
 
     @property
     def size(self) -> int:
         """About how many bytes it brings."""
+        return _SMALL
+
+    def note_reads(self, reads: Reads, group: Group) -> None:
+        """Say what must be read of runs, now that the tasks are locked."""
 
     def decide(self, group: Group) -> Any:
         """Put what shall change into the group, and return the answer, or `Later` if only the writing will tell.
 
         A refusal is raised before anything is put: it is the call's own and changes nothing.
         """
+        raise NotImplementedError
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +71,11 @@ class Later:
 
 @dataclass(slots=True)
 class LateClaim:
-    """A claim that is made after the group is written, and then the tasks that it got."""
+    """A claim that is made after the group is written, and then what it got."""
 
-    served: Sequence[Served]
-    owner: Owner
-    tasks: list[Task] = field(default_factory=list)
+    seats: Sequence[Seat]
+    patience: Micros
+    claimed: Claimed = field(default_factory=Claimed)
 
 
 @dataclass(slots=True)
@@ -64,12 +84,14 @@ class Group:
 
     at: Stamp
     locked: dict[int, Task]
-    elsewhere: frozenset[int]
+    elsewhere: frozenset[int | TaskKey]
     """Tasks that exist and that somebody else has locked."""
+    runs: RunBook
+    by_key: dict[TaskKey, int] = field(default_factory=dict)
     changed: dict[int, Task] = field(default_factory=dict)
     removed: set[int] = field(default_factory=set)
-    fresh: dict[tuple[Handler, str], NewTask] = field(default_factory=dict)
-    inserted: dict[tuple[Handler, str], Task] = field(default_factory=dict)
+    fresh: dict[TaskKey, NewTask] = field(default_factory=dict)
+    inserted: dict[TaskKey, Task] = field(default_factory=dict)
     claims: list[LateClaim] = field(default_factory=list)
 
     def task(self, task_id: int) -> Task | None:
@@ -77,6 +99,11 @@ class Group:
         if task_id in self.removed:
             return None
         return self.changed.get(task_id) or self.locked.get(task_id)
+
+    def task_of(self, key: TaskKey) -> Task | None:
+        """The task of a key that was locked, as the calls before this one left it. None: there is none."""
+        task_id = self.by_key.get(key)
+        return None if task_id is None else self.task(task_id)
 
     def put(self, task: Task) -> None:
         """Change a task."""
@@ -91,43 +118,75 @@ class Group:
         """Add a task, unless its (handler, key) has one."""
         self.fresh.setdefault((new.handler, new.key), new)
 
-    def claim_later(self, served: Sequence[Served], owner: Owner) -> LateClaim:
-        """Claim for the owner once the group is written."""
-        claim = LateClaim(served, owner)
-        self.claims.append(claim)
-        return claim
+    def claim_later(self, seats: Sequence[Seat], patience: Micros) -> LateClaim:
+        """Claim for these seats once the group is written."""
+        late = LateClaim(seats, patience)
+        self.claims.append(late)
+        return late
 
-    def touched(self) -> set[Handler]:
-        """Handlers whose next wake may have changed."""
-        tasks = [*self.changed.values(), *(self.locked[one] for one in self.removed), *self.inserted.values()]
-        claimed = [task for claim in self.claims for task in claim.tasks]
-        return {task.handler for task in (*tasks, *claimed)}
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a transaction changed, for everybody who waits for something."""
+
+    touched: frozenset[Handler]
+    at: Stamp
+    due: Mapping[Handler, Micros] = field(default_factory=dict)
+    """When tasks that the group made pending are due, the earliest of each handler."""
+    wakes: tuple[HandlerWake, ...] = ()
+    """What claims learnt about handlers that had nothing more to give."""
+    runs: frozenset[int] = frozenset()
+    """Instances that changed."""
+    told: frozenset[int] = frozenset()
+    """Tasks whose holders must look: something came, or they are to stop, or no longer hold it."""
 
 
 @dataclass(frozen=True, slots=True)
 class GroupResult:
-    """What became of a group: an answer, a refusal or `Undecided` per call, and whom it touched."""
+    """What became of a group: an answer, a refusal or `Undecided` per call, and what it changed."""
 
     answers: list[Any]
-    touched: frozenset[Handler]
-    at: Stamp
+    committed: Committed
 
 
-def run_group(tx: Tx, calls: Sequence[HotCall], times: LeaseTimes, *, waiting: bool) -> GroupResult:
-    """Lock, stamp, decide every call, write, claim. Each phase is a statement or two, however many calls there are."""
-    group = _open(tx, calls, waiting=waiting)
+def run_group(tx: Tx, calls: Sequence[HotCall], rules: RunRules, *, waiting: bool) -> GroupResult:
+    """Lock, stamp, read, decide every call, write, claim: a few statements each, however many calls there are."""
+    group = _open(tx, calls, rules, waiting=waiting)
+    _read(tx, group, calls)
     decided = _decide(group, calls)
-    _write(tx, group, times)
+    _write(tx, group)
+    for late in group.claims:
+        late.claimed = claim(tx, late.seats, rules, late.patience)
     answers = [one.answer() if isinstance(one, Later) else one for one in decided]
-    return GroupResult(answers, frozenset(group.touched()), group.at)
+    return GroupResult(answers, _committed(group))
 
 
-def _open(tx: Tx, calls: Sequence[HotCall], *, waiting: bool) -> Group:
+def _open(tx: Tx, calls: Sequence[HotCall], rules: RunRules, *, waiting: bool) -> Group:
     ids = {task_id for call in calls for task_id in call.task_ids}
+    keys = {key for call in calls for key in call.task_keys}
     locked = store.lock(tx, ids, waiting=waiting) if ids else {}
-    missing = ids - locked.keys()
-    elsewhere = store.existing(tx, missing) if missing and not waiting else set()
-    return Group(store.stamp(tx), locked, frozenset(elsewhere))
+    by_key = {(task.handler, task.key): task for task in store.lock_keys(tx, keys, waiting=waiting)} if keys else {}
+    locked |= {task.id: task for task in by_key.values()}
+    elsewhere: set[int | TaskKey] = set()
+    if not waiting:
+        missing, unseen = ids - locked.keys(), keys - by_key.keys()
+        elsewhere |= store.existing(tx, missing) if missing else set()
+        elsewhere |= store.existing_keys(tx, unseen) if unseen else set()
+    return Group(
+        store.stamp(tx),
+        locked,
+        frozenset(elsewhere),
+        RunBook(rules),
+        {key: task.id for key, task in by_key.items()},
+    )
+
+
+def _read(tx: Tx, group: Group, calls: Sequence[HotCall]) -> None:
+    reads = Reads()
+    for call in calls:
+        if not _is_stuck(call, group):
+            call.note_reads(reads, group)
+    group.runs.read(tx, reads, group.locked, group.at)
 
 
 def _decide(group: Group, calls: Sequence[HotCall]) -> list[Any]:
@@ -135,7 +194,7 @@ def _decide(group: Group, calls: Sequence[HotCall]) -> list[Any]:
     answers: list[Any] = []
     stuck: set[Hashable] = set()
     for call in calls:
-        if call.entity in stuck or not group.elsewhere.isdisjoint(call.task_ids):
+        if call.entity in stuck or _is_stuck(call, group):
             stuck.add(call.entity)
             answers.append(Undecided())
             continue
@@ -146,17 +205,62 @@ def _decide(group: Group, calls: Sequence[HotCall]) -> list[Any]:
     return answers
 
 
-def _write(tx: Tx, group: Group, times: LeaseTimes) -> None:
+def _is_stuck(call: HotCall, group: Group) -> bool:
+    if not group.elsewhere:
+        return False
+    return not group.elsewhere.isdisjoint(call.task_ids) or not group.elsewhere.isdisjoint(call.task_keys)
+
+
+def _write(tx: Tx, group: Group) -> None:
+    group.runs.write(tx, group)
     if group.changed:
         store.save(tx, group.changed.values())
     if group.removed:
         store.remove(tx, group.removed)
     if group.fresh:
-        handlers.note(tx, _handlers(group.fresh.values()))
+        unknown = {one.handler for one in group.fresh.values() if one.handler.kind is not TaskKind.WORKFLOW}
+        if unknown:  # workflows were registered before anything could be created for them
+            handlers.note(tx, unknown)
         group.inserted = store.insert(tx, list(group.fresh.values()), group.at)
-    for claim in group.claims:
-        claim.tasks = store.claim(tx, claim.served, claim.owner, times)
 
 
-def _handlers(new: Iterable[NewTask]) -> set[Handler]:
-    return {one.handler for one in new}
+def _committed(group: Group) -> Committed:
+    gone = [group.locked[one] for one in group.removed]
+    claimed = [one.task for late in group.claims for one in late.claimed.handed]
+    written = [*group.changed.values(), *group.inserted.values()]
+    told = {task.id for task in group.changed.values() if _must_look(task)}
+    wakes = tuple(wake for late in group.claims for wake in late.claimed.wakes)
+    return committed_by(written, [*gone, *claimed], group.at, told, wakes)
+
+
+def committed_by(
+    written: Sequence[Task],
+    others: Sequence[Task],
+    at: Stamp,
+    told: Iterable[int] = (),
+    wakes: tuple[HandlerWake, ...] = (),
+) -> Committed:
+    """What a transaction changed that wrote these tasks, and removed or claimed the others."""
+    everything = [*written, *others]
+    return Committed(
+        frozenset(task.handler for task in everything),
+        at,
+        _earliest_due(written),
+        wakes,
+        frozenset(task.id for task in everything if task.handler.kind is TaskKind.WORKFLOW),
+        frozenset(told),
+    )
+
+
+def _earliest_due(tasks: Iterable[Task]) -> dict[Handler, Micros]:
+    """When the first of these tasks of each handler is due."""
+    due: dict[Handler, Micros] = {}
+    for task in tasks:
+        if task.status is TaskStatus.PENDING:
+            due[task.handler] = min(task.run_at, due.get(task.handler, task.run_at))
+    return due
+
+
+def _must_look(task: Task) -> bool:
+    """Whether the holder of a task must be told: something came for it, or it is to stop."""
+    return task.status is TaskStatus.PROCESSING and (task.wake_again or task.stop is not Stop.NONE)

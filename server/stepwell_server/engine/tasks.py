@@ -13,11 +13,12 @@ from typing import Any
 from stepwell_server.domain.leases import Held, LeaseTimes, Owner
 from stepwell_server.domain.tasks import NewTask, Reason, Stop, Task, Verdict, judge
 from stepwell_server.domain.times import Micros
-from stepwell_server.engine.groups import Group, Later
+from stepwell_server.engine.claims import Seat
+from stepwell_server.engine.groups import Group, HotCall, Later
 from stepwell_server.storage import dialect
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Tx
-from stepwell_server.storage.tasks import Served, Stamp
+from stepwell_server.storage.tasks import Stamp
 
 _SMALL = 200
 
@@ -32,17 +33,8 @@ class Answer:
     revision: int = 0
 
 
-class _Small:
-    """A call that brings no data to speak of."""
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it brings."""
-        return _SMALL
-
-
 @dataclass(frozen=True, slots=True)
-class Schedule:
+class Schedule(HotCall):
     """Store a task. The answer is the task, or None if its (handler, key) has one already."""
 
     new: NewTask
@@ -51,11 +43,6 @@ class Schedule:
     def entity(self) -> Hashable:
         """The key, which has one task at most."""
         return self.new.handler, self.new.key
-
-    @property
-    def task_ids(self) -> Sequence[int]:
-        """None: the task does not exist yet."""
-        return ()
 
     @property
     def size(self) -> int:
@@ -72,30 +59,26 @@ class Schedule:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Claim(_Small):
-    """Lease due tasks to an owner. The answer is the tasks, perhaps none."""
+class Claim(HotCall):
+    """Lease due tasks to workers. The answer is what they got, perhaps nothing."""
 
-    served: Sequence[Served]
-    owner: Owner
+    seats: Sequence[Seat]
+    patience: Micros = 0
+    """How long others' cached runs are left to them."""
 
     @property
     def entity(self) -> Hashable:
-        """The owner: what it claims first it gets first."""
-        return self.owner
-
-    @property
-    def task_ids(self) -> Sequence[int]:
-        """None: the claim finds its own."""
-        return ()
+        """Itself: claims do not wait for each other."""
+        return id(self)
 
     def decide(self, group: Group) -> Later:
         """Claim after the group is written, so that what it makes due can be had at once."""
-        claim = group.claim_later(self.served, self.owner)
-        return Later(lambda: claim.tasks)
+        late = group.claim_later(self.seats, self.patience)
+        return Later(lambda: late.claimed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _AboutHeld(_Small):
+class _AboutHeld(HotCall):
     """A call by the holder of a task. It counts only under the fence of its lease."""
 
     held: Held
@@ -169,6 +152,14 @@ class GiveBack(_AboutLease):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Leave(_AboutLease):
+    """Return a task whose holder goes away for good: as if it had been lost, but at once."""
+
+    def _changed(self, task: Task, at: Stamp) -> Task:
+        return task.lapsed(at.now)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class _Frame(_AboutHeld):
     """A numbered frame: applied once, acknowledged as often as it is sent."""
 
@@ -225,7 +216,7 @@ class Finish(_Frame):
 
 
 @dataclass(frozen=True, slots=True)
-class Wake(_Small):
+class Wake(HotCall):
     """Make a task due at once. The answer says whether there is one."""
 
     task_id: int
@@ -265,7 +256,7 @@ def resume(tx: Tx, task_id: int, priority: int) -> Task | None:
 
 def seize(tx: Tx, task_id: int) -> Task | None:
     """Take a task from whoever holds it: from now on everything under the old fence is stale. None: there is none."""
-    (fence,) = dialect.draw_fences(tx, 1)
+    (fence,) = dialect.draw_numbers(tx, 1)
     return _change(tx, task_id, lambda task, at: task.seized(fence))
 
 

@@ -7,12 +7,13 @@ question to the database covers everybody who was noted meanwhile. Subscribers c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.engine.groups import Committed
 from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.tasks import Stamp
 
@@ -23,7 +24,7 @@ class DatabaseTime:
     """An estimate of the database's time between its answers. It measures waits, and decides nothing."""
 
     def __init__(self, *, virtual: bool) -> None:
-        self._virtual = virtual
+        self.virtual = virtual
         self._at = Stamp(0, 0)
         self._seen = 0.0
 
@@ -34,7 +35,7 @@ class DatabaseTime:
 
     def now(self) -> Micros:
         """About what db_now() would say: a virtual clock stands between answers, a real one goes on."""
-        return self._at.now if self._virtual else self._at.now + self._elapsed()
+        return self._at.now if self.virtual else self._at.now + self._elapsed()
 
     def lease_now(self) -> Micros:
         """About what lease_now() would say."""
@@ -89,11 +90,35 @@ class WakeBus:
         before = dict(self._wakes)
         if asked is None:
             self._wakes.clear()
-        self._wakes.update({one.handler: one for one in found})
+        for one in found:
+            newer = before.get(one.handler) if one.handler in self._noted else None
+            self._wakes[one.handler] = one if newer is None else _sooner(one, newer.due_at)
+        self._tell_if_changed(before)
+
+    def learn(self, committed: Committed) -> None:
+        """Take over what one of our own commits says: sooner times at once, all else when the database is asked."""
+        self.time.observe(committed.at)
+        before = dict(self._wakes)
+        for handler, due_at in committed.due.items():
+            known = self._wakes.get(handler, HandlerWake(handler, None, None))
+            self._wakes[handler] = _sooner(known, due_at)
+        self._wakes.update({wake.handler: wake for wake in committed.wakes})
+        self._tell_if_changed(before)
+        self.note(committed.touched)
+
+    def clock_moved(self, at: Stamp) -> None:
+        """A virtual clock was moved: whoever waits for a time looks again."""
+        self.time.observe(at)
+        self._tell()
+
+    def _tell_if_changed(self, before: Mapping[Handler, HandlerWake]) -> None:
         if self._wakes != before:
-            self.number += 1
-            self._changed.set()
-            self._changed = asyncio.Event()
+            self._tell()
+
+    def _tell(self) -> None:
+        self.number += 1
+        self._changed.set()
+        self._changed = asyncio.Event()
 
     def next_wake(self, match: Match) -> NextWake:
         """The next wake over the handlers that match."""
@@ -103,6 +128,11 @@ class WakeBus:
             min((wake.due_at for wake in wakes if wake.due_at is not None), default=None),
             min((wake.lapses_at for wake in wakes if wake.lapses_at is not None), default=None),
         )
+
+    def due_at(self, handler: Handler) -> Micros | None:
+        """When the next task of a handler is due. None: none is, as things are."""
+        wake = self._wakes.get(handler)
+        return None if wake is None else wake.due_at
 
     def due_handlers(self, match: Match) -> list[tuple[Handler, Micros]]:
         """Handlers with something due now, and since when; the oldest first."""
@@ -128,3 +158,9 @@ class WakeBus:
                     await self.changed_since(wake.number)
             except TimeoutError:
                 continue
+
+
+def _sooner(wake: HandlerWake, due_at: Micros | None) -> HandlerWake:
+    if due_at is None or (wake.due_at is not None and wake.due_at <= due_at):
+        return wake
+    return replace(wake, due_at=due_at)

@@ -60,6 +60,10 @@ READ = TxOptions(label="read", read_only=True)
 """A transaction that only reads."""
 
 
+class LostRace(Exception):
+    """Raised by the work itself: what it saw changed before it could lock it. The transaction is run again."""
+
+
 class CommitUnknown(Exception):
     """The connection was lost while committing: the transaction may or may not have happened."""
 
@@ -148,11 +152,17 @@ class Database:
     def _worth_another(self, error: Exception, options: TxOptions) -> bool:
         if isinstance(error, CommitUnknown):
             return options.read_only
-        return self._backend.classify(error) in (Fault.CONFLICT, Fault.DISCONNECTED)
+        return isinstance(error, LostRace) or self._backend.classify(error) in (Fault.CONFLICT, Fault.DISCONNECTED)
 
     def _raise(self, error: Exception) -> NoReturn:
         """Raise what the caller is to know of the error: a refusal, or the error itself if it is our bug."""
-        fault = Fault.DISCONNECTED if isinstance(error, CommitUnknown) else self._backend.classify(error)
+        match error:
+            case CommitUnknown():
+                fault = Fault.DISCONNECTED
+            case LostRace():
+                fault = Fault.CONFLICT
+            case _:
+                fault = self._backend.classify(error)
         match fault:
             case Fault.CONFLICT:
                 raise Conflict("the transaction lost against others too often") from error

@@ -54,8 +54,8 @@ def check_encoding(tx: Tx) -> None:
             raise WrongEncoding(f"its encoding is {encoding}, and it must be UTF8")
 
 
-def draw_fences(tx: Tx, count: int) -> list[int]:
-    """Fences that were never issued before and never will be again. A rollback loses some on PostgreSQL; so what."""
+def draw_numbers(tx: Tx, count: int) -> list[int]:
+    """Numbers for fences and tasks, never issued before and never again. A rollback loses some on PostgreSQL."""
     if product(tx) == "postgresql":
         drawn = tx.execute(text("SELECT nextval('fences') FROM generate_series(1, :count)"), {"count": count})
         return [row[0] for row in drawn]

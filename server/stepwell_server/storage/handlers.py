@@ -10,11 +10,12 @@ from typing import Any
 from sqlalchemy import FromClause, Row, Select, Text, and_, case, func, literal, select, true, update
 from sqlalchemy.types import TypeEngine
 
-from stepwell_server.domain.tasks import Handler, TaskKind, TaskStatus
+from stepwell_server.domain.tasks import Handler, Registration, TaskKind, TaskStatus
 from stepwell_server.domain.times import Micros
 from stepwell_server.storage import dialect
 from stepwell_server.storage.clock import db_now
 from stepwell_server.storage.database import Tx
+from stepwell_server.storage.paging import Position, beyond
 from stepwell_server.storage.schema import handlers, tasks
 
 COLUMNS: dict[str, TypeEngine[Any]] = {"namespace": Text(), "kind": Text(), "name": Text()}
@@ -51,6 +52,47 @@ def limit(tx: Tx, handler: Handler, *, concurrency: int | None, is_paused: bool 
     """Set how many tasks of a handler may be held at once over all replicas, or pause it."""
     mine = and_(*(handlers.c[name] == value for name, value in as_row(handler).items()))
     tx.execute(update(handlers).where(mine).values(concurrency=concurrency, is_paused=is_paused))
+
+
+# ---- registration
+
+
+def register(tx: Tx, hosted: Iterable[Registration]) -> None:
+    """Store what a worker hosts. A repeated registration changes nothing."""
+    rows = [as_row(one.handler) | {"description": one.description} for one in hosted]
+    tx.execute(_register_sql(dialect.product(tx)), {"fresh": dialect.as_rows(rows)})
+
+
+@cache
+def _register_sql(product: str) -> Any:
+    fresh = dialect.rows(product, "fresh", **COLUMNS, description=Text())
+    names = [*COLUMNS, "description", "is_paused", "created_at", "registered_at"]
+    source = select(*columns_of(fresh.c), fresh.c.description, literal(False), db_now(), db_now()).where(true())
+    statement = dialect.insert(product, handlers).from_select(names, source.order_by(*columns_of(fresh.c)))
+    is_news = handlers.c.registered_at.is_(None) | (handlers.c.description != statement.excluded.description)
+    return statement.on_conflict_do_update(
+        index_elements=list(COLUMNS),
+        set_={
+            "description": statement.excluded.description,
+            "registered_at": func.coalesce(handlers.c.registered_at, statement.excluded.registered_at),
+        },
+        where=is_news,
+    )
+
+
+def is_registered(tx: Tx, handler: Handler) -> bool:
+    """Whether a worker ever said that it hosts this."""
+    mine = [handlers.c[name] == value for name, value in as_row(handler).items()]
+    return tx.execute(select(handlers.c.name).where(*mine, handlers.c.registered_at.is_not(None))).first() is not None
+
+
+def list_registered(tx: Tx, namespace: str, kind: TaskKind, limit: int, after: Position | None) -> list[Registration]:
+    """Up to `limit` registered handlers of a kind by name, those after the position."""
+    mine = [handlers.c.namespace == namespace, handlers.c.kind == kind, handlers.c.registered_at.is_not(None)]
+    statement = select(handlers).where(*mine).order_by(handlers.c.name).limit(limit)
+    if after is not None:
+        statement = statement.where(beyond([handlers.c.name], after))
+    return [Registration(from_row(row), row.description, row.registered_at) for row in tx.execute(statement)]
 
 
 # ---- limits

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 from uuid import uuid4
 
@@ -24,10 +25,22 @@ LONGEST_HINT = 7000  # bytes; PostgreSQL allows 8,000
 PING_LIMIT = 2.0
 RECONNECT = 0.5
 
-OnHint: TypeAlias = Callable[[list[Handler] | None], None]
-"""Called with the handlers that changed; None means that any may have."""
+OnHint: TypeAlias = Callable[["Hint"], None]
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """What changed somewhere."""
+
+    handlers: frozenset[Handler] | None = None
+    """Handlers whose next wake or instances changed; None means that any may have."""
+    tasks: frozenset[int] = frozenset()
+    """Held tasks whose holders must look."""
+
+
+ANYTHING = Hint()
 
 
 class Hints(Protocol):
@@ -40,7 +53,7 @@ class Hints(Protocol):
     async def listen(self, on_hint: OnHint) -> None:
         """Call back for every hint, until cancelled."""
 
-    def send(self, tx: Tx, handlers: Iterable[Handler]) -> None:
+    def send(self, tx: Tx, hint: Hint) -> None:
         """Hint to all replicas, in a transaction that does nothing else."""
 
     def expect_ping(self) -> None:
@@ -62,7 +75,7 @@ class NoHints:
         """Nothing ever comes."""
         await asyncio.Event().wait()
 
-    def send(self, tx: Tx, handlers: Iterable[Handler]) -> None:
+    def send(self, tx: Tx, hint: Hint) -> None:
         """Nobody to tell."""
 
     def expect_ping(self) -> None:
@@ -101,11 +114,11 @@ class PostgresqlHints:
                 self._listening = False
             await asyncio.sleep(RECONNECT)
 
-    def send(self, tx: Tx, handlers: Iterable[Handler]) -> None:
+    def send(self, tx: Tx, hint: Hint) -> None:
         """Hint to all replicas; a hint that would be too long says "anything"."""
-        names = [[one.namespace, one.kind, one.name] for one in handlers]
-        hint = json.dumps(names, separators=(",", ":"))
-        self._notify(tx, hint if len(hint.encode()) <= LONGEST_HINT else "null")
+        names = [[one.namespace, one.kind, one.name] for one in hint.handlers or ()]
+        text = json.dumps([names, list(hint.tasks)], separators=(",", ":"))
+        self._notify(tx, text if len(text.encode()) <= LONGEST_HINT else "null")
 
     def expect_ping(self) -> None:
         """Measure from now on how long the next ping takes, unless an earlier one is still missing."""
@@ -123,7 +136,7 @@ class PostgresqlHints:
             connection.add_termination_listener(lambda _: gone.set())
             await connection.add_listener(CHANNEL, lambda *received: self._received(received[3], on_hint))
             self._listening, self._pinged_at = True, None
-            on_hint(None)
+            on_hint(ANYTHING)
             await gone.wait()
         finally:
             await _close(connection)
@@ -134,7 +147,11 @@ class PostgresqlHints:
             if hint.get("ping") == self._ping:
                 self._pinged_at = None
             return
-        on_hint(None if hint is None else [Handler(space, TaskKind(kind), name) for space, kind, name in hint])
+        if hint is None:
+            on_hint(ANYTHING)
+            return
+        names, tasks = hint
+        on_hint(Hint(frozenset(Handler(space, TaskKind(kind), name) for space, kind, name in names), frozenset(tasks)))
 
     def _notify(self, tx: Tx, hint: str) -> None:
         tx.execute(text("SELECT pg_notify(:channel, :hint)"), {"channel": CHANNEL, "hint": hint})

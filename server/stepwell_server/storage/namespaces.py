@@ -25,6 +25,12 @@ def insert(tx: Tx, spec: NamespaceSpec) -> Namespace | None:
     return None if stored is None else _namespace(stored)
 
 
+def get(tx: Tx, name: str) -> Namespace | None:
+    """The namespace. None: there is none."""
+    row = tx.execute(select(namespaces).where(namespaces.c.name == name)).first()
+    return None if row is None else _namespace(row)
+
+
 def lock(tx: Tx, name: str) -> Namespace | None:
     """The namespace, held until the transaction ends. None: there is none."""
     row = tx.execute(select(namespaces).where(namespaces.c.name == name).with_for_update()).first()

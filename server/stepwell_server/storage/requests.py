@@ -60,6 +60,19 @@ def once(
     return result
 
 
+def recall(tx: Tx, key: RequestKey) -> Any:
+    """The reply that an earlier call with this key stored. None: there is none."""
+    if not key.request_id or tx.execute(select(requests.c.reply).where(*_same(key))).first() is None:
+        return None
+    return json.loads(_stored_reply(tx, key))
+
+
+def remember(tx: Tx, key: RequestKey, reply: Any) -> None:
+    """Store a reply whose effect is committed already: for calls that may be done twice without harm."""
+    if key.request_id and _reserve(tx, key):
+        tx.execute(update(requests).where(*_same(key)).values(reply=json.dumps(reply)))
+
+
 def delete_expired(tx: Tx, limit: int) -> int:
     """Delete up to `limit` replies that are no longer honoured, and say how many it were."""
     old = select(requests.c.created_at).where(requests.c.created_at <= lease_now() - KEPT)

@@ -74,6 +74,8 @@ handlers = Table(
     Column("concurrency", Integer),  # most tasks held at once, over all replicas; NULL: no limit
     Column("is_paused", Boolean, nullable=False),
     Column("created_at", BigInteger, nullable=False),
+    Column("registered_at", BigInteger),  # when a worker first said that it hosts it; NULL: none ever did
+    Column("description", Text, nullable=False, server_default=""),
 )
 
 # Everything that waits. What a hot write must know of a task stands on its row, so that it needs no other.
@@ -103,6 +105,11 @@ tasks = Table(
     Column("locked_until", BigInteger),  # by lease_now(); in no index, so that renewals stay cheap
     Column("payload", Text),
     Column("created_at", BigInteger, nullable=False),
+    Column("step_count", Integer, nullable=False, server_default="0"),
+    Column("pending_events", Integer, nullable=False, server_default="0"),
+    Column("sticky_session", Text),  # who keeps the run in memory
+    Column("cached_revision", BigInteger, nullable=False, server_default="0"),
+    Column("claimed_at", BigInteger),
     UniqueConstraint("namespace", "kind", "name", "key", name="uq_tasks__namespace_kind_name_key"),
     Index(
         "ix_tasks__claim",
@@ -122,7 +129,137 @@ tasks = Table(
         postgresql_where=text("status = 'processing'"),
         sqlite_where=text("status = 'processing'"),
     ),
-    sqlite_autoincrement=True,  # else SQLite gives the id of a finished task to the next one
+    sqlite_autoincrement=True,
+)
+
+# Executions of workflows. An instance has a task, of the same id, exactly as long as it has not ended; whoever changes
+# the row of one that lives has that task locked. The status of a live one is a copy of what its task says.
+workflow_instances = Table(
+    "workflow_instances",
+    metadata,
+    Column("id", BigInteger, primary_key=True, autoincrement=False),
+    Column("namespace", _name(), nullable=False),
+    Column("workflow", _name(), nullable=False),
+    Column("instance_id", _name(), nullable=False),
+    Column("run_number", Integer, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("params", Text, nullable=False),
+    Column("output", Text),
+    Column("error_name", Text),
+    Column("error_message", Text),
+    Column("error_details", Text),
+    Column("labels", Text, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Column("revision", BigInteger, nullable=False),  # of one that has ended; while it lives, its task's counts
+    Column("first_fence", BigInteger, nullable=False),  # fences below this are of earlier runs
+    Column("ended_fence", BigInteger),  # lease under which its worker ended it
+    Column("request_id", Text),
+    Column("request_hash", Text),
+    UniqueConstraint("namespace", "workflow", "instance_id", name="uq_workflow_instances__key"),
+    Index("ix_workflow_instances__created", "namespace", "workflow", "created_at", "id"),
+    Index("ix_workflow_instances__status", "namespace", "workflow", "status", "created_at", "id"),
+    Index(
+        "uq_workflow_instances__request",
+        *("namespace", "request_id"),
+        unique=True,
+        postgresql_where=text("request_id IS NOT NULL"),
+        sqlite_where=text("request_id IS NOT NULL"),
+    ),
+)
+
+workflow_labels = Table(
+    "workflow_labels",
+    metadata,
+    Column("namespace", _name(), primary_key=True),
+    Column("workflow", _name(), primary_key=True),
+    Column("name", _name(), primary_key=True),
+    Column("value", _name(), primary_key=True),
+    Column("created_at", BigInteger, primary_key=True),
+    Column("id", BigInteger, primary_key=True),
+)
+
+# Steps of runs: what they returned, or what they wait for. One whose body is executing stands on its task's row.
+workflow_steps = Table(
+    "workflow_steps",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("run_number", Integer, primary_key=True, autoincrement=False),
+    Column("name", _name(), primary_key=True),
+    Column("position", BigInteger, nullable=False),  # revision of the run at which it was first stored
+    Column("revision", BigInteger, nullable=False),  # revision of the run at which it last changed
+    Column("type", Text, nullable=False),
+    Column("status", Text, nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("max_attempts", Integer),  # NULL of a step with a body: no maximum
+    Column("retry_delay", BigInteger),
+    Column("retry_backoff", Text),
+    Column("retry_max_delay", BigInteger),
+    Column("timeout", BigInteger),  # NULL: it has no body
+    Column("next_retry_at", BigInteger),
+    Column("wake_at", BigInteger),
+    Column("event_type", Text, nullable=False),
+    Column("event_at", BigInteger),
+    Column("result", Text),
+    Column("error_name", Text),
+    Column("error_message", Text),
+    Column("error_details", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("updated_at", BigInteger, nullable=False),
+    Index("ix_workflow_steps__position", "task_id", "run_number", "position"),
+    Index(
+        "ix_workflow_steps__waiting",
+        *("task_id", "run_number"),
+        postgresql_where=text("status = 'waiting'"),
+        sqlite_where=text("status = 'waiting'"),
+    ),
+)
+
+workflow_events = Table(
+    "workflow_events",
+    metadata,
+    Column("task_id", BigInteger, primary_key=True, autoincrement=False),
+    Column("run_number", Integer, primary_key=True, autoincrement=False),
+    Column("position", BigInteger, primary_key=True, autoincrement=False),
+    Column("namespace", _name(), nullable=False),
+    Column("type", _name(), nullable=False),
+    Column("payload", Text),
+    Column("created_at", BigInteger, nullable=False),
+    Column("delivered_at", BigInteger),
+    Column("consumed_by_step", Text, nullable=False),
+    Column("request_id", Text),
+    Column("request_hash", Text),
+    Index(
+        "ix_workflow_events__pending",
+        *("task_id", "run_number", "type", "position"),
+        postgresql_where=text("delivered_at IS NULL"),
+        sqlite_where=text("delivered_at IS NULL"),
+    ),
+    Index(
+        "uq_workflow_events__request",
+        *("namespace", "request_id"),
+        unique=True,
+        postgresql_where=text("request_id IS NOT NULL"),
+        sqlite_where=text("request_id IS NOT NULL"),
+    ),
+)
+
+# Processes that host handlers: those with a stream, for as long as it is there, and those that call.
+sessions = Table(
+    "sessions",
+    metadata,
+    Column("session_id", Text, primary_key=True),
+    Column("namespace", _name(), nullable=False),
+    Column("worker_id", _name(), nullable=False),
+    Column("sdk", Text, nullable=False),
+    Column("replica_id", Text, nullable=False),  # whom its stream is with; empty: it has none
+    Column("connection", BigInteger, nullable=False),  # number of its newest connection
+    Column("handlers", Text, nullable=False),
+    Column("connected_at", BigInteger, nullable=False),
+    Column("seen_at", BigInteger, nullable=False),  # by lease_now()
+    Index("ix_sessions__namespace_worker_id", "namespace", "worker_id", "session_id"),
 )
 
 # One row: when a lease was last renewed by anybody. Leases lapse only while somebody is able to renew them.

@@ -11,25 +11,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    FromClause,
     Integer,
     Row,
     Select,
     Text,
+    and_,
     bindparam,
     delete,
-    literal,
+    func,
     select,
     true,
     update,
 )
 from sqlalchemy.types import TypeEngine
 
-from stepwell_server.domain.leases import LeaseTimes, Owner
+from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Stop, Task, TaskStatus
 from stepwell_server.domain.times import Micros
 from stepwell_server.storage import dialect, handlers
@@ -38,6 +40,11 @@ from stepwell_server.storage.database import Tx
 from stepwell_server.storage.schema import tasks
 
 PRIORITIES = range(10)
+STICKY: Micros = 20_000
+"""How much longer than its time a run stays with the worker that has it in memory, before others may take it."""
+
+TaskKey: TypeAlias = tuple[Handler, str]
+"""What a task is about: its handler, and the key that has at most one task."""
 
 _MUTABLE: dict[str, TypeEngine[Any]] = {
     "run_number": Integer(),
@@ -56,6 +63,11 @@ _MUTABLE: dict[str, TypeEngine[Any]] = {
     "session_id": Text(),
     "connection": BigInteger(),
     "locked_until": BigInteger(),
+    "step_count": Integer(),
+    "pending_events": Integer(),
+    "sticky_session": Text(),
+    "cached_revision": BigInteger(),
+    "claimed_at": BigInteger(),
 }
 
 
@@ -95,6 +107,18 @@ def _lock_sql(product: str, waiting: bool) -> Select[Any]:
     return statement.with_for_update(of=tasks, key_share=True, skip_locked=not waiting)
 
 
+def get(tx: Tx, task_ids: Iterable[int]) -> dict[int, Task]:
+    """These tasks as they are, without locking them."""
+    found = tx.execute(_get_sql(dialect.product(tx)), {"wanted": _id_rows(task_ids)})
+    return {row.id: from_row(row) for row in found}
+
+
+@cache
+def _get_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
+    return select(tasks).join(wanted, tasks.c.id == wanted.c.id)
+
+
 def existing(tx: Tx, task_ids: Iterable[int]) -> set[int]:
     """Which of these tasks exist, whoever has them locked."""
     return set(tx.execute(_existing_sql(dialect.product(tx)), {"wanted": _id_rows(task_ids)}).scalars())
@@ -104,6 +128,49 @@ def existing(tx: Tx, task_ids: Iterable[int]) -> set[int]:
 def _existing_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", id=BigInteger())
     return select(tasks.c.id).join(wanted, tasks.c.id == wanted.c.id)
+
+
+def lock_keys(tx: Tx, keys: Iterable[TaskKey], *, waiting: bool) -> list[Task]:
+    """Lock the tasks of these keys, as `lock` does."""
+    statement = _lock_keys_sql(dialect.product(tx), waiting)
+    return [from_row(row) for row in tx.execute(statement, {"wanted": _key_rows(keys)})]
+
+
+@cache
+def _lock_keys_sql(product: str, waiting: bool) -> Select[Any]:
+    statement = select(tasks).join(*_of_keys(product)).order_by(tasks.c.id)
+    return statement.with_for_update(of=tasks, key_share=True, skip_locked=not waiting)
+
+
+def existing_keys(tx: Tx, keys: Iterable[TaskKey]) -> set[TaskKey]:
+    """Which of these keys have a task, whoever has it locked."""
+    found = tx.execute(_existing_keys_sql(dialect.product(tx)), {"wanted": _key_rows(keys)})
+    return {(handlers.from_row(row), row.key) for row in found}
+
+
+@cache
+def _existing_keys_sql(product: str) -> Select[Any]:
+    return select(*handlers.columns_of(tasks.c), tasks.c.key).select_from(tasks).join(*_of_keys(product))
+
+
+def _of_keys(product: str) -> tuple[FromClause, Any]:
+    wanted = dialect.rows(product, "wanted", **handlers.COLUMNS, key=Text())
+    return wanted, handlers.same_handler(tasks.c, wanted.c) & (tasks.c.key == wanted.c.key)
+
+
+def held_and_changed(tx: Tx) -> tuple[int, int]:
+    """How many tasks are held, and a number that changes whenever one of them does."""
+    held = tasks.c.status == handlers.in_status(TaskStatus.PROCESSING)
+    changed = func.coalesce(func.sum(tasks.c.revision + tasks.c.fence), 0)
+    row = tx.execute(select(func.count(), changed).select_from(tasks).where(held)).one()
+    return int(row[0]), int(row[1])
+
+
+def lock_held(tx: Tx, session_id: str) -> list[Task]:
+    """Lock everything that a session holds, in the order of everybody."""
+    held = and_(tasks.c.status == handlers.in_status(TaskStatus.PROCESSING), tasks.c.session_id == session_id)
+    statement = select(tasks).where(held).order_by(tasks.c.id).with_for_update(key_share=True)
+    return [from_row(row) for row in tx.execute(statement)]
 
 
 def stamp(tx: Tx) -> Stamp:
@@ -117,36 +184,23 @@ _STAMP = select(db_now(), lease_now())
 # ---- write
 
 
-def insert(tx: Tx, new: Sequence[NewTask], at: Stamp) -> dict[tuple[Handler, str], Task]:
+def insert(tx: Tx, new: Sequence[NewTask], at: Stamp) -> dict[TaskKey, Task]:
     """Store new tasks, in the order of their keys. One whose (handler, key) has a task already is left out."""
-    fresh = dialect.as_rows(_new_row(one, at) for one in new)
-    stored = tx.execute(_insert_sql(dialect.product(tx)), {"fresh": fresh, "at": at.now})
+    unnumbered = sum(one.id is None for one in new)
+    numbers = iter(dialect.draw_numbers(tx, unnumbered) if unnumbered else ())
+    fresh = dialect.as_rows(_new_row(one, next(numbers) if one.id is None else one.id, at) for one in new)
+    stored = tx.execute(_insert_sql(dialect.product(tx)), {"fresh": fresh})
     return {(task.handler, task.key): task for task in map(from_row, stored)}
 
 
 @cache
 def _insert_sql(product: str) -> Any:
-    columns: dict[str, TypeEngine[Any]] = {
-        **{name: Text() for name in ("namespace", "kind", "name", "key", "reason", "payload")},
-        **{name: BigInteger() for name in ("run_number", "priority", "run_at")},
-    }
-    constants = {
-        "status": TaskStatus.PENDING,
-        "fence": 0,
-        "revision": 0,
-        "frame_number": 0,
-        "stop": Stop.NONE,
-        "wake_again": False,
-        "interruptions": 0,
-        "acked": False,
-        "open_steps": "",
-    }
+    columns: dict[str, TypeEngine[Any]] = {column.name: column.type for column in tasks.columns}
     fresh = dialect.rows(product, "fresh", **columns)
-    values = [*(fresh.c[name] for name in columns), *map(literal, constants.values())]
-    source = select(*values, bindparam("at", type_=BigInteger())).where(true())
+    source = select(*(fresh.c[name] for name in columns)).where(true())
     return (
         dialect.insert(product, tasks)
-        .from_select([*columns, *constants, "created_at"], source.order_by(*handlers.columns_of(fresh.c), fresh.c.key))
+        .from_select(list(columns), source.order_by(*handlers.columns_of(fresh.c), fresh.c.key))
         .on_conflict_do_nothing()
         .returning(tasks)
     )
@@ -177,15 +231,16 @@ def _remove_sql(product: str) -> Any:
 # ---- claim
 
 
-def claim(tx: Tx, served: Sequence[Served], owner: Owner, times: LeaseTimes) -> list[Task]:
-    """Lease due tasks to `owner`: the most urgent first, within that the oldest, of no handler more than its credit.
+def lock_due(tx: Tx, served: Sequence[Served], sessions: Iterable[str] = (), patience: Micros = 0) -> list[Task]:
+    """Lock due tasks: the most urgent first, within that the oldest, of no handler more than its credit.
 
-    A handler that is paused gives nothing; one with a limit gives what is free, counted under its lock.
+    A handler that is paused gives nothing; one with a limit gives what is free, counted under its lock. What another
+    session than these keeps in memory is left to it for as long as the patience lasts.
     """
     allowed = _allowed(tx, served)
     if not allowed:
         return []
-    due = [from_row(row) for row in _lock_due(tx, allowed)]
+    due = [from_row(row) for row in _lock_due(tx, allowed, sessions, patience)]
     due.sort(key=lambda task: (task.priority, task.run_at, task.id))
     chosen: list[Task] = []
     left = {one.handler: one.credits for one in allowed}
@@ -193,13 +248,7 @@ def claim(tx: Tx, served: Sequence[Served], owner: Owner, times: LeaseTimes) -> 
         if left[task.handler] > 0:
             left[task.handler] -= 1
             chosen.append(task)
-    if not chosen:
-        return []
-    at = stamp(tx)
-    fences = dialect.draw_fences(tx, len(chosen))
-    claimed = [task.claimed(owner, fence, at.lease_now, times) for task, fence in zip(chosen, fences, strict=True)]
-    save(tx, claimed)
-    return claimed
+    return chosen
 
 
 def _allowed(tx: Tx, served: Sequence[Served]) -> list[Served]:
@@ -215,19 +264,24 @@ def _allowed(tx: Tx, served: Sequence[Served]) -> list[Served]:
     return allowed
 
 
-def _lock_due(tx: Tx, allowed: Sequence[Served]) -> Sequence[Row[Any]]:
+def _lock_due(tx: Tx, allowed: Sequence[Served], sessions: Iterable[str], patience: Micros) -> Sequence[Row[Any]]:
     """Lock due tasks, looked up per (handler, priority): neither a million sleepers nor names nobody serves are met."""
     classes = dialect.as_rows(
         handlers.as_row(one.handler) | {"priority": priority} for one in allowed for priority in PRIORITIES
     )
     most = max(one.credits for one in allowed)
-    return tx.execute(_due_sql(dialect.product(tx)), {"classes": classes, "most": most}).all()
+    mine = dialect.as_rows({"session_id": one} for one in sessions)
+    given = {"classes": classes, "most": most, "mine": mine, "patience": patience}
+    return tx.execute(_due_sql(dialect.product(tx)), given).all()
 
 
 @cache
 def _due_sql(product: str) -> Select[Any]:
     classes = dialect.rows(product, "classes", **handlers.COLUMNS, priority=Integer())
+    mine = dialect.rows(product, "mine", session_id=Text())
     inner = tasks.alias("due")
+    sticky = inner.c.sticky_session
+    free = sticky.is_(None) | (inner.c.run_at <= db_now() - bindparam("patience", type_=BigInteger()))
     due: Select[Any] = (
         select(inner)
         .where(
@@ -235,6 +289,7 @@ def _due_sql(product: str) -> Select[Any]:
             inner.c.priority == classes.c.priority,
             inner.c.status == handlers.in_status(TaskStatus.PENDING),
             inner.c.run_at <= db_now(),
+            free | sticky.in_(select(mine.c.session_id)),
         )
         .order_by(inner.c.run_at, inner.c.id)
         .limit(bindparam("most", type_=Integer()))
@@ -249,18 +304,41 @@ def _due_sql(product: str) -> Select[Any]:
 # ---- rows
 
 
+def _key_rows(keys: Iterable[TaskKey]) -> str:
+    return dialect.as_rows(handlers.as_row(handler) | {"key": key} for handler, key in keys)
+
+
 def _id_rows(task_ids: Iterable[int]) -> str:
     return dialect.as_rows({"id": task_id} for task_id in task_ids)
 
 
-def _new_row(new: NewTask, at: Stamp) -> dict[str, Any]:
+def _new_row(new: NewTask, number: int, at: Stamp) -> dict[str, Any]:
+    lease = new.lease
     return handlers.as_row(new.handler) | {
+        "id": number,
         "key": new.key,
-        "reason": new.reason,
-        "payload": new.payload,
         "run_number": new.run_number,
+        "reason": new.reason,
         "priority": new.priority,
         "run_at": at.now if new.run_at is None else new.run_at,
+        "status": TaskStatus.PENDING if lease is None else TaskStatus.PROCESSING,
+        "fence": 0 if lease is None else lease.fence,
+        "revision": new.revision,
+        "frame_number": 0,
+        "stop": Stop.NONE,
+        "wake_again": False,
+        "interruptions": 0,
+        "acked": False,
+        "open_steps": "",
+        "session_id": None if lease is None else lease.owner.session_id,
+        "connection": None if lease is None else lease.owner.connection,
+        "locked_until": None if lease is None else lease.until,
+        "payload": new.payload,
+        "created_at": at.now,
+        "step_count": 0,
+        "pending_events": 0,
+        "cached_revision": 0,
+        "claimed_at": None if lease is None else at.now,
     }
 
 
@@ -293,4 +371,9 @@ def from_row(row: Row[Any]) -> Task:
         owner=None if row.session_id is None else Owner(row.session_id, row.connection),
         locked_until=row.locked_until,
         payload=row.payload,
+        step_count=row.step_count,
+        pending_events=row.pending_events,
+        sticky_session=row.sticky_session,
+        cached_revision=row.cached_revision,
+        claimed_at=row.claimed_at,
     )

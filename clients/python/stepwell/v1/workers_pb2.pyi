@@ -261,21 +261,21 @@ class ClaimTasksResponse(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    TASKS_FIELD_NUMBER: _builtins.int
+    FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___Task]:
-        """The tasks. One whose state does not fit into the message comes with "more" set: a CommitTask with NeedState brings the
-        rest, a page at a time.
+    def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerFrame]:
+        """What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
+        the message comes with "more" set: CommitTask with NeedState brings the rest, a page at a time.
         """
 
     def __init__(
         self,
         *,
-        tasks: _abc.Iterable[Global___Task] | None = ...,
+        frames: _abc.Iterable[Global___ServerFrame] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["frames", b"frames"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -987,10 +987,15 @@ class OpenStep(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     ATTEMPT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
+    BEGUN_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the step."""
     attempt: _builtins.int
     """Which execution this is, from 1."""
+    begun: _builtins.bool
+    """True: the body is executing already. The first bodies after a Task begin before any frame can name them; the first
+    numbered frame names those that are still executing. A run that is to pause waits for these, and begins no others.
+    """
     @_builtins.property
     def policy(self) -> Global___StepPolicy:
         """Policy of the step. Stored with the step's first execution; later ones are ignored."""
@@ -1001,10 +1006,11 @@ class OpenStep(_message.Message):
         name: _builtins.str = ...,
         attempt: _builtins.int = ...,
         policy: Global___StepPolicy | None = ...,
+        begun: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["policy", b"policy"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "name", b"name", "policy", b"policy"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "begun", b"begun", "name", b"name", "policy", b"policy"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1302,16 +1308,25 @@ Global___BeginSteps: _TypeAlias = BeginSteps  # noqa: Y015
 
 @_typing.final
 class NeedState(_message.Message):
-    """NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory."""
+    """NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory. The answer is the
+    Task again, under the same fence, with everything.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    OFFSET_FIELD_NUMBER: _builtins.int
+    offset: _builtins.int
+    """How many steps to leave out, because they have come already. For CommitTask, whose answer is one page: repeat the call with the
+    number of steps that have come as long as "more" is set. Default 0.
+    """
     def __init__(
         self,
+        *,
+        offset: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["offset", b"offset"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from functools import partial
 
@@ -13,6 +14,9 @@ from stepwell_server.storage.database import Database, Tx, TxOptions
 from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.tasks import Stamp
 
+SPACING = 0.05
+"""Seconds from one question to the next. What becomes due sooner by our own commits is known without asking."""
+
 _OPTIONS = TxOptions(label="refresh-wakes", read_only=True, reserved=True)
 
 
@@ -20,11 +24,13 @@ async def refresh_wakes(db: Database, bus: WakeBus) -> None:
     """Runs until cancelled. While the database is away nothing is refreshed; the sweep notes everything afterwards."""
     while True:
         asked = await bus.take_noted()
+        began = asyncio.get_running_loop().time()
         try:
             found, at = await db.run_tx(partial(_ask, of=asked), _OPTIONS)
         except StepwellError:
             continue
         bus.refresh(asked, found, at)
+        await asyncio.sleep(max(0.0, began + SPACING - asyncio.get_running_loop().time()))
 
 
 def _ask(tx: Tx, of: Sequence[Handler] | None) -> tuple[list[HandlerWake], Stamp]:

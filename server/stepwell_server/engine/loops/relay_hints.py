@@ -11,7 +11,7 @@ import structlog
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.storage.database import Database, TxOptions
-from stepwell_server.storage.hints import Hints
+from stepwell_server.storage.hints import Hint, Hints
 
 COALESCED = 0.01
 """Seconds for which hints are collected before they are sent as one."""
@@ -28,11 +28,13 @@ class HintRelay:
         self._db = db
         self._hints = hints
         self._touched: set[Handler] = set()
+        self._told: set[int] = set()
         self._any = asyncio.Event()
 
-    def note(self, touched: Iterable[Handler]) -> None:
-        """A commit of ours touched these."""
+    def note(self, touched: Iterable[Handler], told: Iterable[int] = ()) -> None:
+        """A commit of ours touched these handlers, and the holders of these tasks must look."""
         self._touched.update(touched)
+        self._told.update(told)
         if self._touched:
             self._any.set()
 
@@ -41,9 +43,10 @@ class HintRelay:
         while True:
             await self._any.wait()
             await asyncio.sleep(COALESCED)
-            touched, self._touched = self._touched, set()
+            hint = Hint(frozenset(self._touched), frozenset(self._told))
+            self._touched, self._told = set(), set()
             self._any.clear()
             try:
-                await self._db.run_tx(partial(self._hints.send, handlers=touched), _OPTIONS)
+                await self._db.run_tx(partial(self._hints.send, hint=hint), _OPTIONS)
             except StepwellError as error:
                 log.debug("hint_dropped", reason=error.reason)

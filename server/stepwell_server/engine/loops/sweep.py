@@ -10,12 +10,13 @@ from dataclasses import dataclass
 import structlog
 
 from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.leases import LeaseTimes
-from stepwell_server.domain.tasks import Task
+from stepwell_server.domain.tasks import Task, TaskKind
 from stepwell_server.domain.times import SECOND
-from stepwell_server.engine.wakes import WakeBus
-from stepwell_server.storage import handlers, leases, tasks
-from stepwell_server.storage.database import Database, Tx, TxOptions
+from stepwell_server.domain.workflows import status_of
+from stepwell_server.engine.groups import committed_by
+from stepwell_server.engine.spine import Spine
+from stepwell_server.storage import handlers, leases, tasks, workflows
+from stepwell_server.storage.database import Tx, TxOptions
 from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.hints import Hints
 from stepwell_server.storage.tasks import Stamp
@@ -45,25 +46,23 @@ class Swept:
 class Sweep:
     """One replica's sweep. `report` hears after every round whether the database answered."""
 
-    db: Database
-    bus: WakeBus
+    spine: Spine
     hints: Hints
-    times: LeaseTimes
     report: Callable[[bool], Awaitable[None]]
 
     async def run(self) -> None:
         """Sweep again and again, with jitter, until cancelled."""
         while True:
             await self.once()
-            await self.report(self.db.reachable)
+            await self.report(self.spine.db.reachable)
             await asyncio.sleep(self._interval() * random.uniform(0.8, 1.2))
 
     async def once(self) -> Swept | None:
         """Sweep. None: the database did not answer."""
         self.hints.expect_ping()
-        was_reachable = self.db.reachable
+        was_reachable = self.spine.db.reachable
         try:
-            swept = await self.db.run_tx(self._sweep, _OPTIONS)
+            swept = await self.spine.db.run_tx(self._sweep, _OPTIONS)
         except StepwellError as error:
             if was_reachable:
                 log.warning("database_unreachable", reason=error.reason, cause=repr(error.__cause__))
@@ -74,21 +73,26 @@ class Sweep:
             log.warning("leases_extended", why="nobody could renew them for a while")
         if swept.lapsed:
             log.warning("leases_lapsed", tasks=len(swept.lapsed))
-        self.bus.refresh(None, swept.wakes, swept.at)
+        self.spine.bus.refresh(None, swept.wakes, swept.at)
+        if swept.lapsed:
+            self.spine.announce(committed_by(swept.lapsed, [], swept.at, [task.id for task in swept.lapsed]))
         return swept
 
     def _sweep(self, tx: Tx) -> Swept:
         """A system at rest writes nothing: the lease clock only ticks while somebody holds something."""
         gap, lapsed = False, []
         if leases.any_held(tx):
-            gap = leases.tick(tx, self.times)
-            lapsed = leases.sweep(tx, self.times)
+            gap = leases.tick(tx, self.spine.committer.rules.times)
+            lapsed = leases.sweep(tx, self.spine.committer.rules.times)
+            statuses = {task.id: status_of(task) for task in lapsed if task.handler.kind is TaskKind.WORKFLOW}
+            if statuses:
+                workflows.copy_status(tx, statuses, tasks.stamp(tx).now)
         self.hints.ping(tx)
         return Swept(handlers.next_wakes(tx), lapsed, gap, tasks.stamp(tx))
 
     def _interval(self) -> float:
-        if not self.db.reachable:
+        if not self.spine.db.reachable:
             return WHILE_AWAY
-        due_at = self.bus.next_wake(lambda handler: True).due_at
-        soon = due_at is not None and due_at <= self.bus.time.now() + SECOND
+        due_at = self.spine.bus.next_wake(lambda handler: True).due_at
+        soon = due_at is not None and due_at <= self.spine.bus.time.now() + SECOND
         return WITHOUT_HINTS if soon and not self.hints.working else INTERVAL

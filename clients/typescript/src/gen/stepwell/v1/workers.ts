@@ -241,10 +241,10 @@ export interface ClaimTasksRequest {
 /** ClaimTasksResponse is the work. */
 export interface ClaimTasksResponse {
   /**
-   * The tasks. One whose state does not fit into the message comes with "more" set: a CommitTask with NeedState brings the
-   * rest, a page at a time.
+   * What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
+   * the message comes with "more" set: CommitTask with NeedState brings the rest, a page at a time.
    */
-  tasks: Task[];
+  frames: ServerFrame[];
 }
 
 /** RenewTasksRequest names leases to extend. */
@@ -518,7 +518,14 @@ export interface OpenStep {
   /** Which execution this is, from 1. */
   attempt: number;
   /** Policy of the step. Stored with the step's first execution; later ones are ignored. */
-  policy?: StepPolicy | undefined;
+  policy?:
+    | StepPolicy
+    | undefined;
+  /**
+   * True: the body is executing already. The first bodies after a Task begin before any frame can name them; the first
+   * numbered frame names those that are still executing. A run that is to pause waits for these, and begins no others.
+   */
+  begun: boolean;
 }
 
 /** StepPolicy is how a step is executed. */
@@ -638,8 +645,16 @@ export interface Heartbeat {
 export interface BeginSteps {
 }
 
-/** NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory. */
+/**
+ * NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory. The answer is the
+ * Task again, under the same fence, with everything.
+ */
 export interface NeedState {
+  /**
+   * How many steps to leave out, because they have come already. For CommitTask, whose answer is one page: repeat the call with the
+   * number of steps that have come as long as "more" is set. Default 0.
+   */
+  offset: number;
 }
 
 /** Goodbye says that the worker leaves. Tasks it still holds go back at once; an attempt is charged to bodies that are open. */
@@ -1278,13 +1293,13 @@ export const ClaimTasksRequest: MessageFns<ClaimTasksRequest> = {
 };
 
 function createBaseClaimTasksResponse(): ClaimTasksResponse {
-  return { tasks: [] };
+  return { frames: [] };
 }
 
 export const ClaimTasksResponse: MessageFns<ClaimTasksResponse> = {
   encode(message: ClaimTasksResponse, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
-    for (const v of message.tasks) {
-      Task.encode(v!, writer.uint32(10).fork()).join();
+    for (const v of message.frames) {
+      ServerFrame.encode(v!, writer.uint32(10).fork()).join();
     }
     return writer;
   },
@@ -1307,7 +1322,7 @@ export const ClaimTasksResponse: MessageFns<ClaimTasksResponse> = {
               break;
             }
 
-            message.tasks.push(Task.decode(reader, reader.uint32()));
+            message.frames.push(ServerFrame.decode(reader, reader.uint32()));
             continue;
           }
         }
@@ -1323,13 +1338,15 @@ export const ClaimTasksResponse: MessageFns<ClaimTasksResponse> = {
   },
 
   fromJSON(object: any): ClaimTasksResponse {
-    return { tasks: globalThis.Array.isArray(object?.tasks) ? object.tasks.map((e: any) => Task.fromJSON(e)) : [] };
+    return {
+      frames: globalThis.Array.isArray(object?.frames) ? object.frames.map((e: any) => ServerFrame.fromJSON(e)) : [],
+    };
   },
 
   toJSON(message: ClaimTasksResponse): unknown {
     const obj: any = {};
-    if (message.tasks?.length) {
-      obj.tasks = message.tasks.map((e) => Task.toJSON(e));
+    if (message.frames?.length) {
+      obj.frames = message.frames.map((e) => ServerFrame.toJSON(e));
     }
     return obj;
   },
@@ -1339,7 +1356,7 @@ export const ClaimTasksResponse: MessageFns<ClaimTasksResponse> = {
   },
   fromPartial<I extends Exact<DeepPartial<ClaimTasksResponse>, I>>(object: I): ClaimTasksResponse {
     const message = createBaseClaimTasksResponse();
-    message.tasks = object.tasks?.map((e) => Task.fromPartial(e)) || [];
+    message.frames = object.frames?.map((e) => ServerFrame.fromPartial(e)) || [];
     return message;
   },
 };
@@ -3679,7 +3696,7 @@ export const TaskAck: MessageFns<TaskAck> = {
 };
 
 function createBaseOpenStep(): OpenStep {
-  return { name: "", attempt: 0, policy: undefined };
+  return { name: "", attempt: 0, policy: undefined, begun: false };
 }
 
 export const OpenStep: MessageFns<OpenStep> = {
@@ -3692,6 +3709,9 @@ export const OpenStep: MessageFns<OpenStep> = {
     }
     if (message.policy !== undefined) {
       StepPolicy.encode(message.policy, writer.uint32(26).fork()).join();
+    }
+    if (message.begun !== false) {
+      writer.uint32(32).bool(message.begun);
     }
     return writer;
   },
@@ -3733,6 +3753,14 @@ export const OpenStep: MessageFns<OpenStep> = {
             message.policy = StepPolicy.decode(reader, reader.uint32());
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.begun = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3750,6 +3778,7 @@ export const OpenStep: MessageFns<OpenStep> = {
       name: isSet(object.name) ? globalThis.String(object.name) : "",
       attempt: isSet(object.attempt) ? globalThis.Number(object.attempt) : 0,
       policy: isSet(object.policy) ? StepPolicy.fromJSON(object.policy) : undefined,
+      begun: isSet(object.begun) ? globalThis.Boolean(object.begun) : false,
     };
   },
 
@@ -3764,6 +3793,9 @@ export const OpenStep: MessageFns<OpenStep> = {
     if (message.policy !== undefined) {
       obj.policy = StepPolicy.toJSON(message.policy);
     }
+    if (message.begun !== false) {
+      obj.begun = message.begun;
+    }
     return obj;
   },
 
@@ -3777,6 +3809,7 @@ export const OpenStep: MessageFns<OpenStep> = {
     message.policy = (object.policy !== undefined && object.policy !== null)
       ? StepPolicy.fromPartial(object.policy)
       : undefined;
+    message.begun = object.begun ?? false;
     return message;
   },
 };
@@ -4654,11 +4687,14 @@ export const BeginSteps: MessageFns<BeginSteps> = {
 };
 
 function createBaseNeedState(): NeedState {
-  return {};
+  return { offset: 0 };
 }
 
 export const NeedState: MessageFns<NeedState> = {
-  encode(_: NeedState, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+  encode(message: NeedState, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.offset !== 0) {
+      writer.uint32(8).int32(message.offset);
+    }
     return writer;
   },
 
@@ -4675,6 +4711,14 @@ export const NeedState: MessageFns<NeedState> = {
       while (reader.pos < end) {
         const tag = reader.uint32();
         switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 8) {
+              break;
+            }
+
+            message.offset = reader.int32();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4687,20 +4731,24 @@ export const NeedState: MessageFns<NeedState> = {
     }
   },
 
-  fromJSON(_: any): NeedState {
-    return {};
+  fromJSON(object: any): NeedState {
+    return { offset: isSet(object.offset) ? globalThis.Number(object.offset) : 0 };
   },
 
-  toJSON(_: NeedState): unknown {
+  toJSON(message: NeedState): unknown {
     const obj: any = {};
+    if (message.offset !== 0) {
+      obj.offset = Math.round(message.offset);
+    }
     return obj;
   },
 
   create<I extends Exact<DeepPartial<NeedState>, I>>(base?: I): NeedState {
     return NeedState.fromPartial(base ?? ({} as any));
   },
-  fromPartial<I extends Exact<DeepPartial<NeedState>, I>>(_: I): NeedState {
+  fromPartial<I extends Exact<DeepPartial<NeedState>, I>>(object: I): NeedState {
     const message = createBaseNeedState();
+    message.offset = object.offset ?? 0;
     return message;
   },
 };

@@ -1,0 +1,312 @@
+"""Frames of the worker protocol: protobuf to domain and back. Total functions; what cannot be read is rejected."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from google.protobuf.duration_pb2 import Duration
+
+from stepwell.v1 import common_pb2, workers_pb2
+from stepwell_server.api import convert
+from stepwell_server.domain import frames
+from stepwell_server.domain.errors import DurationOutOfRange, InvalidField, StepwellError
+from stepwell_server.domain.frames import DEFAULT_EVENT_TIMEOUT, Frame, FrameAnswer, Opening, RunNews
+from stepwell_server.domain.leases import Held
+from stepwell_server.domain.limits import Limits
+from stepwell_server.domain.payloads import Payload
+from stepwell_server.domain.retry import LONGEST_DELAY, Backoff, RetryPolicy, StepPolicy
+from stepwell_server.domain.tasks import Handler, Reason, Registration, Stop, TaskKind
+from stepwell_server.domain.times import Micros
+from stepwell_server.domain.workflows import Step, StepType
+from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.workers import Hello, WorkerView
+
+STATE_BYTES = 3 * 1024 * 1024
+"""How much of a task's state goes into one message; the rest follows."""
+
+_KINDS = {TaskKind.WORKFLOW: workers_pb2.HANDLER_KIND_WORKFLOW}
+_STOPS = {
+    Stop.NONE: workers_pb2.STOP_NONE,
+    Stop.PAUSE: workers_pb2.STOP_PAUSE,
+    Stop.CANCEL: workers_pb2.STOP_CANCEL,
+}
+_REASONS = {
+    Reason.RUN: workers_pb2.TASK_REASON_RUN,
+    Reason.RESUME: workers_pb2.TASK_REASON_RESUME,
+    Reason.RETRY: workers_pb2.TASK_REASON_RETRY,
+    Reason.WAKE: workers_pb2.TASK_REASON_WAKE,
+    Reason.TAKEOVER: workers_pb2.TASK_REASON_TAKEOVER,
+}
+_BACKOFFS = {
+    common_pb2.BACKOFF_CONSTANT: Backoff.CONSTANT,
+    common_pb2.BACKOFF_LINEAR: Backoff.LINEAR,
+    common_pb2.BACKOFF_EXPONENTIAL: Backoff.EXPONENTIAL,
+}
+
+NUMBERED = frozenset({"step_done", "step_failed", "wait", "suspend", "finish", "begin_steps"})
+"""Frames that change a run and carry a number."""
+
+
+# ---- from the worker
+
+
+def hello_from_pb(hello: workers_pb2.Hello) -> Hello:
+    """How a worker introduces itself."""
+    namespace = convert.namespace_from_pb(hello.namespace)
+    return Hello(
+        worker_id=hello.worker_id,
+        session_id=hello.session_id,
+        sdk=hello.sdk,
+        protocol_version=hello.protocol_version,
+        namespace=namespace,
+        hosted=tuple(_registration(namespace, one) for one in hello.handlers),
+        held=tuple(map(held_from_pb, hello.held)),
+    )
+
+
+def _registration(namespace: str, one: workers_pb2.Handler) -> Registration:
+    return Registration(handler_from_pb(namespace, one), one.workflow.description)
+
+
+def handler_from_pb(namespace: str, one: workers_pb2.Handler | workers_pb2.HandlerRef) -> Handler:
+    """Whom work is addressed to."""
+    if one.kind != workers_pb2.HANDLER_KIND_WORKFLOW:
+        raise InvalidField("kind must say what kind of handler it is", field="kind")
+    return Handler(namespace, TaskKind.WORKFLOW, one.name)
+
+
+def held_from_pb(held: workers_pb2.HeldTask) -> Held:
+    """A lease, as its holder names it."""
+    return Held(held.task_id, held.fence)
+
+
+class FrameReader:
+    """Reads numbered frames, with the server's defaults where they say nothing."""
+
+    def __init__(self, limits: Limits, default: StepPolicy) -> None:
+        self._limits = limits
+        self._default = default
+
+    def read(self, frame: workers_pb2.WorkerFrame) -> Frame:
+        """The frame. One that breaks a rule is rejected under its number."""
+        if frame.number < 1:
+            raise InvalidField("frames about a task count from 1", field="number")
+        try:
+            read = Frame(frame.number, self._body(frame), tuple(map(self._opening, frame.opens)))
+            read.check()
+        except StepwellError as refusal:
+            return Frame(frame.number, frames.Rejected(refusal))
+        return read
+
+    def _body(self, frame: workers_pb2.WorkerFrame) -> frames.Body:
+        match frame.WhichOneof("body"):
+            case "step_done":
+                done = frame.step_done
+                result = self._payload("result", done.result) if done.HasField("result") else None
+                return frames.StepDone(done.name, done.attempt, self.policy(done.policy), result)
+            case "step_failed":
+                failed = frame.step_failed
+                failure = convert.failure_from_pb(failed.failure)
+                return frames.StepFailed(failed.name, failed.attempt, self.policy(failed.policy), failure)
+            case "wait":
+                return self._wait(frame.wait)
+            case "suspend":
+                return frames.Suspend(frame.suspend.cached)
+            case "finish":
+                return self._finish(frame.finish)
+            case _:
+                return frames.BeginSteps()
+
+    def _wait(self, wait: workers_pb2.Wait) -> frames.Wait:
+        match wait.WhichOneof("until"):
+            case "sleep":
+                return frames.Wait(wait.name, StepType.SLEEP, duration=convert.duration_from_pb(wait.sleep))
+            case "sleep_until":
+                return frames.Wait(wait.name, StepType.SLEEP, until=convert.timestamp_from_pb(wait.sleep_until))
+            case "event":
+                given = wait.event.HasField("timeout")
+                timeout = convert.duration_from_pb(wait.event.timeout) if given else DEFAULT_EVENT_TIMEOUT
+                return frames.Wait(wait.name, StepType.WAIT_FOR_EVENT, duration=timeout, event_type=wait.event.type)
+            case _:
+                raise InvalidField("say what it waits for: sleep, sleep_until or event", field="until")
+
+    def _finish(self, finish: workers_pb2.Finish) -> frames.Finish:
+        match finish.WhichOneof("result"):
+            case "output":
+                return frames.Finish(output=self._payload("output", finish.output))
+            case "failure":
+                return frames.Finish(failure=convert.failure_from_pb(finish.failure))
+            case _:
+                return frames.Finish()
+
+    def _payload(self, field: str, payload: common_pb2.Payload) -> Payload:
+        read = convert.payload_from_pb(payload)
+        read.check(field, most_bytes=self._limits.payload_bytes, deepest=self._limits.payload_depth)
+        return read
+
+    def _opening(self, one: workers_pb2.OpenStep) -> Opening:
+        return Opening(one.name, one.attempt, self.policy(one.policy), one.begun)
+
+    def policy(self, policy: workers_pb2.StepPolicy) -> StepPolicy:
+        """How a step is executed, with the defaults where nothing is said."""
+        default = self._default
+        if not policy.HasField("retry") and not policy.HasField("timeout"):
+            return default
+        given = policy.retry
+        retry = RetryPolicy(
+            max_attempts=self._attempts(given),
+            delay=_within("delay", given.delay, LONGEST_DELAY) if given.HasField("delay") else default.retry.delay,
+            backoff=_BACKOFFS.get(given.backoff, default.retry.backoff),
+            max_delay=_within("max_delay", given.max_delay, LONGEST_DELAY) if given.HasField("max_delay") else None,
+        )
+        has_timeout = policy.HasField("timeout")
+        timeout = _within("timeout", policy.timeout, self._limits.timer) if has_timeout else default.timeout
+        return StepPolicy(retry, timeout)
+
+    def _attempts(self, retry: common_pb2.RetryPolicy) -> int | None:
+        match retry.WhichOneof("attempts"):
+            case "max_attempts":
+                if retry.max_attempts < 1:
+                    raise InvalidField("max_attempts must be at least 1", field="max_attempts")
+                return retry.max_attempts
+            case "unlimited" if retry.unlimited:
+                return None
+            case _:
+                return self._default.retry.max_attempts
+
+
+def _within(field: str, duration: Duration, longest: Micros) -> Micros:
+    read = convert.duration_from_pb(duration)
+    if read > longest:
+        raise DurationOutOfRange(f"{field} is longer than it can be", field=field)
+    return read
+
+
+# ---- to the worker
+
+
+def policy_to_pb(policy: StepPolicy) -> workers_pb2.StepPolicy:
+    """How a step is executed."""
+    return workers_pb2.StepPolicy(
+        retry=convert.retry_to_pb(policy.retry), timeout=convert.duration_to_pb(policy.timeout)
+    )
+
+
+def delivery_to_pb(delivery: Delivery) -> Iterator[workers_pb2.ServerFrame]:
+    """A task and as much of its state as fits into one message, then the rest of it."""
+    task, started = delivery.handed.task, delivery.handed.started
+    pages = list(_pages(delivery.steps))
+    known = delivery.handed.known_revision
+    workflow = workers_pb2.WorkflowInput(
+        run_number=task.run_number,
+        revision=task.revision,
+        cached=known > 0,
+        known_revision=known,
+        interruptions=task.interruptions,
+        steps=pages[0],
+        more=len(pages) > 1,
+    )
+    if started is not None:
+        workflow.created_at.CopyFrom(convert.timestamp_to_pb(started.created_at))
+        if not known:
+            workflow.params.CopyFrom(convert.payload_to_pb(started.params))
+    body = workers_pb2.Task(
+        handler=handler_to_pb(task.handler), key=task.key, reason=_REASONS[task.reason], workflow=workflow
+    )
+    yield workers_pb2.ServerFrame(task_id=task.id, fence=task.fence, task=body)
+    for number, page in enumerate(pages[1:], 2):
+        state = workers_pb2.TaskState(steps=page, more=number < len(pages))
+        yield workers_pb2.ServerFrame(task_id=task.id, fence=task.fence, task_state=state)
+
+
+def _pages(steps: Sequence[Step]) -> Iterator[list[workers_pb2.StepState]]:
+    """The steps, split so that each part fits into a message."""
+    page: list[workers_pb2.StepState] = []
+    size = 0
+    for step in map(step_to_pb, steps):
+        step_size = step.ByteSize()
+        if page and size + step_size > STATE_BYTES:
+            yield page
+            page, size = [], 0
+        page.append(step)
+        size += step_size
+    yield page
+
+
+def step_to_pb(step: Step) -> workers_pb2.StepState:
+    """What a worker must know of a step."""
+    state = workers_pb2.StepState(
+        name=step.name,
+        type=convert.STEP_TYPES[step.type],
+        status=convert.STEP_STATUSES[step.status],
+        attempts=step.attempts,
+        event_type=step.event_type,
+    )
+    if step.result is not None:
+        state.result.CopyFrom(convert.payload_to_pb(step.result))
+    if step.failure is not None:
+        state.failure.CopyFrom(convert.failure_to_pb(step.failure))
+    wake_at = step.next_retry_at if step.type is StepType.DO else step.wake_at
+    if wake_at is not None:
+        state.wake_at.CopyFrom(convert.timestamp_to_pb(wake_at))
+    if step.event_at is not None:
+        state.event_at.CopyFrom(convert.timestamp_to_pb(step.event_at))
+    return state
+
+
+def news_to_pb(held: Held, news: RunNews) -> Iterator[workers_pb2.ServerFrame]:
+    """What a worker learns of a run that it holds: one frame per fact."""
+    for answer in news.answers:
+        yield _answer_to_pb(held, answer)
+    for name in news.timed_out:
+        cancel = workers_pb2.Cancel(step=name, reason="the execution took too long")
+        yield workers_pb2.ServerFrame(task_id=held.task_id, fence=held.fence, cancel=cancel)
+    if news.resolved:
+        resolved = workers_pb2.Resolved(steps=map(step_to_pb, news.resolved), revision=news.revision)
+        yield workers_pb2.ServerFrame(task_id=held.task_id, fence=held.fence, resolved=resolved)
+    if news.stale is not None:
+        stale = workers_pb2.Stale(reason=convert.reason_to_pb(news.stale))
+        yield workers_pb2.ServerFrame(task_id=held.task_id, fence=held.fence, stale=stale)
+
+
+def _answer_to_pb(held: Held, answer: FrameAnswer) -> workers_pb2.ServerFrame:
+    frame = workers_pb2.ServerFrame(task_id=held.task_id, fence=held.fence, number=answer.number)
+    if answer.refusal is not None:
+        frame.refused.CopyFrom(convert.item_error_to_pb(answer.refusal))
+        return frame
+    ack = frame.ack
+    ack.stop = _STOPS[answer.stop]
+    ack.released = answer.released
+    ack.revision = answer.revision
+    if answer.wake_at is not None:
+        ack.wake_at.CopyFrom(convert.timestamp_to_pb(answer.wake_at))
+    return frame
+
+
+def stop_to_pb(stop: Stop) -> workers_pb2.Stop.ValueType:
+    """What a worker must do."""
+    return _STOPS[stop]
+
+
+def handler_to_pb(handler: Handler) -> workers_pb2.HandlerRef:
+    """Whom work is addressed to."""
+    return workers_pb2.HandlerRef(kind=_KINDS[handler.kind], name=handler.name)
+
+
+def worker_to_pb(view: WorkerView) -> workers_pb2.Worker:
+    """A worker, as operators see it."""
+    session = view.session
+    return workers_pb2.Worker(
+        worker_id=session.worker_id,
+        sdk=session.sdk,
+        replica_id=session.replica_id,
+        connected_at=convert.timestamp_to_pb(session.connected_at),
+        handlers=map(handler_to_pb, session.handlers),
+        tasks=[
+            workers_pb2.RunningTask(
+                handler=handler_to_pb(handler), key=key, claimed_at=convert.timestamp_to_pb(claimed_at)
+            )
+            for handler, key, claimed_at in view.tasks
+        ],
+        task_count=view.task_count,
+    )

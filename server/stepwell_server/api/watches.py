@@ -1,0 +1,121 @@
+"""The stream of WatchInstances: which instances a client follows, and what it is told of them."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+from stepwell.v1 import workflows_pb2 as pb
+from stepwell_server.api import convert
+from stepwell_server.api.calls import Call
+from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.workflows import Instance, InstanceKey
+from stepwell_server.engine.watches import Watcher
+from stepwell_server.engine.workflows import Workflows
+
+KEEPALIVE = 10.0
+"""Seconds after which an empty message says that the server is there."""
+MESSAGE_BYTES = 3 * 1024 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Followed:
+    """An instance that is followed, and how much of it."""
+
+    target: pb.WatchTarget
+    instance_id: int
+
+
+@dataclass(slots=True)
+class WatchStream:
+    """One stream."""
+
+    workflows: Workflows
+    call: Call
+    watcher: Watcher = field(default_factory=Watcher)
+    followed: dict[InstanceKey, _Followed] = field(default_factory=dict)
+    refusals: list[pb.InstanceChange] = field(default_factory=list)
+    is_closed: bool = False
+
+    async def serve(
+        self, requests: AsyncIterator[pb.WatchInstancesRequest]
+    ) -> AsyncIterator[pb.WatchInstancesResponse]:
+        """Tell of changes until the client has closed its side."""
+        reader = asyncio.create_task(self._read(requests))
+        try:
+            while not self.is_closed or self.watcher.changed or self.refusals:
+                async for response in self._next():
+                    yield response
+            await reader
+        finally:
+            reader.cancel()
+            self.workflows.watches.drop(self.watcher, list(self.watcher.known))
+
+    async def _read(self, requests: AsyncIterator[pb.WatchInstancesRequest]) -> None:
+        try:
+            async for request in requests:
+                for target in request.drop:
+                    self._drop(_key(target))
+                for target in request.add:
+                    await self._add(target)
+        finally:
+            self.is_closed = True
+            self.watcher.ready.set()
+
+    async def _add(self, target: pb.WatchTarget) -> None:
+        key = _key(target)
+        try:
+            self.call.permit(key.namespace)
+            instance = await self.workflows.get(key)
+        except StepwellError as refusal:
+            error = convert.item_error_to_pb(refusal)
+            self.refusals.append(pb.InstanceChange(refusal=pb.WatchRefusal(target=target, error=error)))
+            self.watcher.ready.set()
+            return
+        self._drop(key)
+        self.followed[key] = _Followed(target, instance.id)
+        self.workflows.watches.follow(self.watcher, instance, target.known_revision)
+
+    def _drop(self, key: InstanceKey) -> None:
+        followed = self.followed.pop(key, None)
+        if followed is not None:
+            self.workflows.watches.drop(self.watcher, [followed.instance_id])
+
+    async def _next(self) -> AsyncIterator[pb.WatchInstancesResponse]:
+        """The next messages: what has changed, split by size, or a keepalive."""
+        known = dict(self.watcher.known)
+        changed: list[Instance] = []
+        try:
+            async with asyncio.timeout(KEEPALIVE):
+                changed = await self.watcher.take()
+        except TimeoutError:
+            await self.call.authorise()
+        refusals, self.refusals = self.refusals, []
+        response = self._response(refusals)
+        size = 0
+        for instance in changed:
+            change = await self._change(instance, known.get(instance.id, 0))
+            size += change.ByteSize()
+            if response.changes and size > MESSAGE_BYTES:
+                yield response
+                response, size = self._response([]), change.ByteSize()
+            response.changes.append(change)
+        if not self.is_closed or response.changes:
+            yield response
+
+    def _response(self, changes: list[pb.InstanceChange]) -> pb.WatchInstancesResponse:
+        now = self.workflows.spine.bus.time.now()
+        return pb.WatchInstancesResponse(changes=changes, now=convert.timestamp_to_pb(now))
+
+    async def _change(self, instance: Instance, known: int) -> pb.InstanceChange:
+        change = pb.InstanceChange(instance=convert.instance_to_pb(instance))
+        followed = self.followed.get(instance.key)
+        if followed is not None and followed.target.include_steps:
+            steps = await self.workflows.changed_steps(instance, known)
+            change.steps.extend(map(convert.step_to_pb, steps))
+        return change
+
+
+def _key(target: pb.WatchTarget) -> InstanceKey:
+    return InstanceKey(convert.namespace_from_pb(target.namespace), target.workflow, target.instance_id)

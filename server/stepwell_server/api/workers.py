@@ -1,0 +1,359 @@
+"""WorkerService: the worker's stream, frames in and frames out, and its unary twins."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Iterator
+from dataclasses import dataclass, field
+
+from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer
+from stepwell_server.api import convert, frames
+from stepwell_server.api.calls import Call, Context, current, request_of
+from stepwell_server.api.frames import NUMBERED, FrameReader
+from stepwell_server.domain.errors import (
+    BatchTooLarge,
+    DurationOutOfRange,
+    FrameRate,
+    HelloRequired,
+    HelloTimeout,
+    InvalidField,
+    LeaseLost,
+    SlowConsumer,
+    StepwellError,
+)
+from stepwell_server.domain.frames import Frame, RunNews
+from stepwell_server.domain.leases import Held, LeaseTimes
+from stepwell_server.domain.pages import PageRequest
+from stepwell_server.domain.retry import StepPolicy
+from stepwell_server.domain.tasks import Verdict
+from stepwell_server.domain.times import SECOND
+from stepwell_server.engine.connections import MOST_CREDIT, Beat, Connection, Draining, Message, News, Refused
+from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.server import Server
+from stepwell_server.engine.workers import LONGEST_WAIT, PROTOCOL, Workers
+
+HELLO_LIMIT = 10.0
+"""Seconds for a worker to say hello."""
+WRITE_LIMIT = 10.0
+"""Seconds for a worker to read what was sent."""
+MESSAGE_BYTES = 3 * 1024 * 1024
+FRAMES_PER_SECOND = 20_000
+FRAMES_AT_ONCE = 40_000
+MOST_RENEWED = 1000
+MOST_FRAMES = 100
+CHECKED_EVERY = 60.0
+"""Seconds after which a stream's caller is asked again who it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What workers are told to work by."""
+
+    times: LeaseTimes
+    policy: StepPolicy
+    drain_grace: float
+
+    @property
+    def heartbeat(self) -> int:
+        """How often a worker says that it is there: three times in a lease."""
+        return self.times.lease // 3
+
+
+class WorkerServicer(WorkerServiceServicer):
+    """Translates between the wire and `engine.workers`."""
+
+    def __init__(self, workers: Workers, server: Server, terms: Terms) -> None:
+        self._workers = workers
+        self._server = server
+        self._terms = terms
+        self._reader = FrameReader(server.replica.limits, terms.policy)
+
+    async def Connect(  # type: ignore[override]  # it writes to the context itself, to see when nobody reads
+        self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
+    ) -> None:
+        call = current.get()
+        first, rest = await _hello(request_iterator)
+        hello = frames.hello_from_pb(first)
+        call.permit(hello.namespace)
+        connection, held = await self._workers.connect(hello)
+        stream = _Stream(context, connection, self._workers, self._reader, self._terms)
+        try:
+            welcome = await self._welcome(connection.owner.connection, held)
+            await stream.serve(welcome, rest, request_iterator, call)
+        finally:
+            await asyncio.shield(self._workers.disconnect(connection, goodbye=stream.said_goodbye))
+
+    async def RegisterHandlers(
+        self, request: pb.RegisterHandlersRequest, context: Context
+    ) -> pb.RegisterHandlersResponse:
+        number = await self._workers.register(frames.hello_from_pb(request.hello))
+        return pb.RegisterHandlersResponse(welcome=await self._welcome(number, []))
+
+    async def ClaimTasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
+        namespace = convert.namespace_from_pb(request.namespace)
+        if request.max_tasks < 0:
+            raise InvalidField("max_tasks must not be negative", field="max_tasks")
+        wait = convert.duration_from_pb(request.wait)
+        if wait > LONGEST_WAIT:
+            raise DurationOutOfRange("wait must be at most 30 seconds", field="wait")
+        only = frozenset(frames.handler_from_pb(namespace, one) for one in request.handlers)
+        deliveries = await self._workers.claim(
+            namespace, request.session_id, request.max_tasks or 1, wait, only, request_of(request)
+        )
+        return pb.ClaimTasksResponse(frames=_first_pages(deliveries))
+
+    async def RenewTasks(self, request: pb.RenewTasksRequest, context: Context) -> pb.RenewTasksResponse:
+        if len(request.tasks) > MOST_RENEWED:
+            raise BatchTooLarge(f"at most {MOST_RENEWED} leases at once", field="tasks", limit=MOST_RENEWED)
+        answers = await self._workers.renew(request.session_id, [frames.held_from_pb(one) for one in request.tasks])
+        results = [
+            pb.RenewTasksResult(
+                held=one.verdict is Verdict.ACCEPTED, stop=frames.stop_to_pb(one.stop), wake_again=one.wake_again
+            )
+            for one in answers
+        ]
+        return pb.RenewTasksResponse(results=results)
+
+    async def CommitTask(self, request: pb.CommitTaskRequest, context: Context) -> pb.CommitTaskResponse:
+        held = _one_task(request.frames)
+        bodies = [frame.WhichOneof("body") for frame in request.frames]
+        if not {*bodies} <= NUMBERED | {"task_ack", "need_state"}:
+            raise InvalidField("only frames about a task can be committed", field="frames")
+        answered: list[pb.ServerFrame] = []
+        numbered = tuple(self._reader.read(one) for one in request.frames if one.WhichOneof("body") in NUMBERED)
+        if "task_ack" in bodies and not numbered:
+            await self._acknowledge(request.session_id, held)
+        if numbered or "need_state" not in bodies:
+            news = await self._workers.commit(request.session_id, held, numbered)
+            answered.extend(frames.news_to_pb(held, news))
+        if "need_state" in bodies:
+            offset = next(one.need_state.offset for one in request.frames if one.HasField("need_state"))
+            answered.append(next(frames.delivery_to_pb(await self._workers.state(request.session_id, held, offset))))
+        return pb.CommitTaskResponse(frames=answered)
+
+    async def ListWorkers(self, request: pb.ListWorkersRequest, context: Context) -> pb.ListWorkersResponse:
+        namespace = convert.namespace_from_pb(request.namespace)
+        page = await self._workers.list(namespace, PageRequest(request.page_size, request.page_token))
+        return pb.ListWorkersResponse(workers=map(frames.worker_to_pb, page.items), next_page_token=page.next_token)
+
+    async def _acknowledge(self, session_id: str, held: Held) -> None:
+        (answer,) = await self._workers.renew(session_id, [held])
+        if answer.verdict is not Verdict.ACCEPTED:
+            raise LeaseLost("the task is no longer held", task_id=held.task_id)
+
+    async def _welcome(self, connection: int, held: Iterable[Held]) -> pb.Welcome:
+        replica, terms = self._server.replica, self._terms
+        clock = await self._server.clock()
+        return pb.Welcome(
+            server_version=replica.version,
+            protocol_version=PROTOCOL[1],
+            replica_id=replica.replica_id,
+            connection=connection,
+            now=convert.timestamp_to_pb(clock.now),
+            virtual_clock=clock.virtual,
+            limits=convert.limits_to_pb(replica.limits),
+            lease=convert.duration_to_pb(terms.times.lease),
+            heartbeat_interval=convert.duration_to_pb(terms.heartbeat),
+            ack_window=convert.duration_to_pb(terms.times.ack_window),
+            reconnect_grace=convert.duration_to_pb(terms.times.reconnect_grace),
+            max_credit=MOST_CREDIT,
+            held=[pb.HeldTask(task_id=one.task_id, fence=one.fence) for one in held],
+            default_step_policy=frames.policy_to_pb(terms.policy),
+            database_id=replica.deployment.database_id,
+        )
+
+
+@dataclass(slots=True)
+class _Stream:
+    """One stream, from its welcome to its end."""
+
+    context: Context
+    connection: Connection
+    workers: Workers
+    reader: FrameReader
+    terms: Terms
+    said_goodbye: bool = False
+    is_closed: bool = False
+    _tokens: float = FRAMES_AT_ONCE
+    _filled_at: float = 0.0
+    _states: set[asyncio.Task[None]] = field(default_factory=set)
+
+    async def serve(
+        self,
+        welcome: pb.Welcome,
+        rest: list[pb.WorkerFrame],
+        requests: AsyncIterator[pb.ConnectRequest],
+        call: Call,
+    ) -> None:
+        """Answer hello, then read and write until one side has enough."""
+        await self._write([pb.ServerFrame(welcome=welcome)])
+        reading = asyncio.create_task(self._read(rest, requests))
+        checking = asyncio.create_task(self._check(call))
+        try:
+            while not self.is_closed:
+                await self._write([frame for message in await self._take() for frame in self._to_pb(message)])
+            await reading
+        finally:
+            for task in (reading, checking, *self._states):
+                task.cancel()
+
+    # ---- out
+
+    async def _take(self) -> list[Message]:
+        """What is ready to go out; a heartbeat if nothing is for a while."""
+        try:
+            async with asyncio.timeout(self.terms.heartbeat / SECOND):
+                return await self.connection.take()
+        except TimeoutError:
+            return [Beat(0)]
+
+    def _to_pb(self, message: Message) -> Iterator[pb.ServerFrame]:
+        match message:
+            case Delivery():
+                yield from frames.delivery_to_pb(message)
+            case News():
+                yield from frames.news_to_pb(message.held, message.news)
+            case Beat():
+                yield pb.ServerFrame(heartbeat=self._beat(message))
+            case Refused():
+                yield pb.ServerFrame(refused=convert.item_error_to_pb(message.refusal))
+            case Draining():
+                deadline = convert.duration_to_pb(round(self.terms.drain_grace * SECOND))
+                yield pb.ServerFrame(drain=pb.Drain(deadline=deadline))
+
+    def _beat(self, beat: Beat) -> pb.ServerHeartbeat:
+        now = self.workers.now()
+        return pb.ServerHeartbeat(
+            now=convert.timestamp_to_pb(now),
+            credit=self.connection.place.credits,
+            heartbeat_number=beat.number,
+        )
+
+    async def _write(self, ready: list[pb.ServerFrame]) -> None:
+        """Write frames, as few messages as their size allows. A worker that does not read is cut off."""
+        batch: list[pb.ServerFrame] = []
+        size = 0
+        for frame in ready:
+            frame_size = frame.ByteSize()
+            if batch and size + frame_size > MESSAGE_BYTES:
+                await self._write_one(batch)
+                batch, size = [], 0
+            batch.append(frame)
+            size += frame_size
+        if batch:
+            await self._write_one(batch)
+
+    async def _write_one(self, batch: list[pb.ServerFrame]) -> None:
+        try:
+            async with asyncio.timeout(WRITE_LIMIT):
+                await self.context.write(pb.ConnectResponse(frames=batch))
+        except TimeoutError:
+            raise SlowConsumer(f"nothing was read for {WRITE_LIMIT:.0f} seconds", limit=WRITE_LIMIT) from None
+
+    # ---- in
+
+    async def _read(self, rest: list[pb.WorkerFrame], requests: AsyncIterator[pb.ConnectRequest]) -> None:
+        """Take frames in until the worker has closed its side or said goodbye. What goes wrong here ends the stream."""
+        try:
+            await self._take_in(rest)
+            async for request in requests:
+                self._spend(len(request.frames))
+                await self._take_in(request.frames)
+                if self.said_goodbye:
+                    break
+        except StepwellError as error:
+            self.connection.stop(error)
+            return
+        self.is_closed = True
+        self.connection.ready.set()
+
+    def _spend(self, count: int) -> None:
+        """Hold a worker to the rate of frames that one can have a reason for."""
+        now = asyncio.get_running_loop().time()
+        if self._filled_at:
+            self._tokens = min(FRAMES_AT_ONCE, self._tokens + (now - self._filled_at) * FRAMES_PER_SECOND)
+        self._filled_at = now
+        self._tokens -= max(1, count)
+        if self._tokens < 0:
+            raise FrameRate(f"more than {FRAMES_PER_SECOND} frames a second", limit=FRAMES_PER_SECOND, retry_after=1.0)
+
+    async def _take_in(self, incoming: Iterable[pb.WorkerFrame]) -> None:
+        """Frames about one task go on together; an acknowledgement beside them is theirs."""
+        reports: dict[Held, list[Frame]] = {}
+        arrived: dict[Held, None] = {}
+        beats: list[pb.Heartbeat] = []
+        for frame in incoming:
+            held, body = Held(frame.task_id, frame.fence), frame.WhichOneof("body")
+            if body in NUMBERED:
+                reports.setdefault(held, []).append(self.reader.read(frame))
+            elif body == "task_ack":
+                arrived[held] = None
+            elif body == "heartbeat":
+                beats.append(frame.heartbeat)
+            else:
+                self._other(held, body, frame)
+        for held, read in reports.items():
+            arrived.pop(held, None)
+            await self.connection.report(held, tuple(read))
+        for held in arrived:
+            await self.connection.acknowledge(held)
+        for beat in beats:
+            await self.connection.heartbeat(beat.heartbeat_number, map(frames.held_from_pb, beat.held))
+
+    def _other(self, held: Held, body: str | None, frame: pb.WorkerFrame) -> None:
+        match body:
+            case "credit":
+                self.connection.grant(frame.credit.tasks)
+            case "need_state":
+                state = asyncio.create_task(self._send_state(held))
+                self._states.add(state)
+                state.add_done_callback(self._states.discard)
+            case "goodbye":
+                self.said_goodbye = True
+
+    async def _send_state(self, held: Held) -> None:
+        try:
+            self.connection.send(await self.workers.state(self.connection.owner.session_id, held))
+        except StepwellError as refusal:
+            self.connection.tell(held, RunNews(stale=refusal))
+
+    async def _check(self, call: Call) -> None:
+        """Ask again and again whether the caller may still be here."""
+        while True:
+            await asyncio.sleep(CHECKED_EVERY)
+            try:
+                await call.authorise()
+            except StepwellError as refusal:
+                self.connection.stop(refusal)
+
+
+async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, list[pb.WorkerFrame]]:
+    """The hello that a stream begins with, and what came in the same message after it."""
+    try:
+        async with asyncio.timeout(HELLO_LIMIT):
+            first = await anext(requests, None)
+    except TimeoutError:
+        raise HelloTimeout(f"no hello came within {HELLO_LIMIT:.0f} seconds", limit=HELLO_LIMIT) from None
+    if first is None or not first.frames or first.frames[0].WhichOneof("body") != "hello":
+        raise HelloRequired("a stream begins with hello")
+    return first.frames[0].hello, list(first.frames[1:])
+
+
+def _first_pages(deliveries: Iterable[Delivery]) -> Iterator[pb.ServerFrame]:
+    """The first page of each task; of those that do not fit into the message any more, a page without steps."""
+    room = MESSAGE_BYTES
+    for delivery in deliveries:
+        frame = next(frames.delivery_to_pb(delivery))
+        if frame.ByteSize() > room:
+            del frame.task.workflow.steps[:]
+            frame.task.workflow.more = True
+        room -= frame.ByteSize()
+        yield frame
+
+
+def _one_task(incoming: Iterable[pb.WorkerFrame]) -> Held:
+    held = {Held(one.task_id, one.fence) for one in incoming}
+    if len(held) != 1 or len(list(incoming)) > MOST_FRAMES:
+        raise InvalidField(f"a commit has 1 to {MOST_FRAMES} frames, all about one task", field="frames")
+    return held.pop()

@@ -1,0 +1,120 @@
+"""Claims: due tasks given to whoever can take them, in the transaction that also decides what they find."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from stepwell_server.domain.leases import Owner
+from stepwell_server.domain.runs import RunRules, load_open
+from stepwell_server.domain.tasks import Handler, Reason, Task, TaskKind
+from stepwell_server.domain.times import Micros
+from stepwell_server.domain.workflows import Step
+from stepwell_server.engine.runs import Reads, RunBook, ref
+from stepwell_server.storage import dialect, handlers, workflows
+from stepwell_server.storage import tasks as store
+from stepwell_server.storage.database import Tx
+from stepwell_server.storage.handlers import HandlerWake
+from stepwell_server.storage.tasks import Served, Stamp
+from stepwell_server.storage.workflows import Started
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """A connected worker: what it hosts, and how many tasks it can take."""
+
+    owner: Owner
+    handlers: frozenset[Handler]
+    credits: int
+
+
+@dataclass(frozen=True, slots=True)
+class Handed:
+    """A task that was leased to a worker, and what the worker must know."""
+
+    task: Task
+    started: Started | None = None
+    resolved: tuple[Step, ...] = ()
+    """Steps that changed in the claim itself."""
+    known_revision: int = 0
+    """Revision of the run that the worker is believed to have in memory. 0: none."""
+    is_fresh: bool = False
+    """The run has no steps yet."""
+
+
+@dataclass(frozen=True, slots=True)
+class Claimed:
+    """What a claim got, and when the handlers that gave less than was asked for are due next."""
+
+    handed: tuple[Handed, ...] = ()
+    wakes: tuple[HandlerWake, ...] = ()
+
+
+def claim(tx: Tx, seats: Sequence[Seat], rules: RunRules, patience: Micros) -> Claimed:
+    """Lease due tasks to these seats."""
+    asked = _asked(seats)
+    due = store.lock_due(tx, asked, [seat.owner.session_id for seat in seats], patience)
+    at = store.stamp(tx)
+    assigned = _assign(due, seats)
+    handed = _hand_out(tx, assigned, rules, at) if assigned else ()
+    got = Counter(task.handler for task, _ in assigned)
+    short = [one.handler for one in asked if got[one.handler] < one.credits]
+    wakes = handlers.next_wakes(tx, short) if short else []
+    return Claimed(handed, tuple(wakes))
+
+
+def _asked(seats: Sequence[Seat]) -> list[Served]:
+    credits: Counter[Handler] = Counter()
+    for seat in seats:
+        for handler in seat.handlers:
+            credits[handler] += seat.credits
+    return [Served(handler, count) for handler, count in credits.items() if count > 0]
+
+
+def _assign(due: Sequence[Task], seats: Sequence[Seat]) -> list[tuple[Task, Owner]]:
+    """Each task to the worker that has it in memory, if that one can take it, else to the one with most room."""
+    left = {seat.owner: seat.credits for seat in seats}
+    assigned = []
+    for task in due:
+        able = [seat.owner for seat in seats if left[seat.owner] > 0 and task.handler in seat.handlers]
+        if able:
+            owner = max(able, key=lambda one: (one.session_id == task.sticky_session, left[one]))
+            left[owner] -= 1
+            assigned.append((task, owner))
+    return assigned
+
+
+def _hand_out(tx: Tx, assigned: Sequence[tuple[Task, Owner]], rules: RunRules, at: Stamp) -> tuple[Handed, ...]:
+    tasks = {task.id: task for task, _ in assigned}
+    book = RunBook(rules)
+    book.read(tx, _reads(tasks.values()), tasks, at)
+    fences = dialect.draw_numbers(tx, len(assigned))
+    handed = []
+    for (task, owner), fence in zip(assigned, fences, strict=True):
+        run = book.open(task)
+        resolved = run.claim(owner, fence)
+        known, run.task = run.task.cached_revision, replace(run.task, cached_revision=0)
+        handed.append(Handed(run.task, None, tuple(resolved), known, _is_fresh(task)))
+    store.save(tx, [one.task for one in handed])
+    book.write_steps(tx)
+    started = workflows.start(tx, [task_id for task_id, task in tasks.items() if _is_run(task)], at.now)
+    return tuple(replace(one, started=started.get(one.task.id)) for one in handed)
+
+
+def _reads(tasks: Iterable[Task]) -> Reads:
+    reads = Reads()
+    for task in tasks:
+        if _is_run(task) and not _is_fresh(task):
+            reads.runs.add(ref(task))
+            reads.names.update((ref(task), one.name) for one in load_open(task.open_steps))
+    return reads
+
+
+def _is_run(task: Task) -> bool:
+    return task.handler.kind is TaskKind.WORKFLOW
+
+
+def _is_fresh(task: Task) -> bool:
+    """Whether nothing of the run was ever stored: it has just been created, and nobody has held it."""
+    return task.reason is Reason.RUN and task.revision <= 1

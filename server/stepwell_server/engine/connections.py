@@ -1,0 +1,260 @@
+"""A worker's stream, as the engine sees it: what comes in is committed, what is to go out waits in an outbox."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
+
+import structlog
+
+from stepwell_server.domain.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    InvalidField,
+    LeaseLost,
+    ServerBusy,
+    StepwellError,
+)
+from stepwell_server.domain.frames import Frame, FrameAnswer, RunNews
+from stepwell_server.domain.leases import Held, Owner
+from stepwell_server.domain.tasks import Verdict
+from stepwell_server.engine.committer import Committer
+from stepwell_server.engine.dispatch import Delivery, Dispatcher, Place
+from stepwell_server.engine.groups import HotCall
+from stepwell_server.engine.run_calls import ReportFrames
+from stepwell_server.engine.tasks import Answer, Leave, Renew, Shorten
+
+MOST_CREDIT = 1000
+SHORTEST_RETRY = 0.1
+LONGEST_RETRY = 2.0
+
+_TRY_AGAIN = (DatabaseUnavailable, ServerBusy, Conflict)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class News:
+    """What a worker is told of a run that it holds."""
+
+    held: Held
+    news: RunNews
+
+
+@dataclass(frozen=True, slots=True)
+class Beat:
+    """The renewals of this heartbeat are durable."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """A frame about the stream itself was refused."""
+
+    refusal: StepwellError
+
+
+@dataclass(frozen=True, slots=True)
+class Draining:
+    """The replica goes away."""
+
+
+Message: TypeAlias = Delivery | News | Beat | Refused | Draining
+
+
+@dataclass(slots=True, eq=False)
+class Connection:
+    """One stream of a worker. Frames of one task are committed in the order in which they came, whatever happens."""
+
+    owner: Owner
+    place: Place
+    committer: Committer
+    dispatcher: Dispatcher
+    outbox: list[Message] = field(default_factory=list)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    end: StepwellError | None = None
+    """Why the stream must end."""
+    is_draining: bool = False
+    _lanes: dict[int, deque[ReportFrames]] = field(default_factory=dict)
+    _retries: set[asyncio.Task[None]] = field(default_factory=set)
+
+    # ---- out
+
+    def send(self, *messages: Message) -> None:
+        """Put messages into the outbox."""
+        self.outbox.extend(messages)
+        self.ready.set()
+
+    async def take(self) -> list[Message]:
+        """Everything that is ready to go out, once something is. Raises why the stream must end."""
+        await self.ready.wait()
+        self.ready.clear()
+        if self.end is not None:
+            raise self.end
+        taken, self.outbox = self.outbox, []
+        return taken
+
+    def stop(self, why: StepwellError) -> None:
+        """End the stream with this."""
+        self.end = why
+        self.ready.set()
+
+    def drain(self) -> None:
+        """Say that the replica goes away. Leases keep their length: the worker carries them to another."""
+        self.is_draining = True
+        self.place.credits = 0
+        self.send(Draining())
+
+    def deliver(self, deliveries: Sequence[Delivery]) -> None:
+        """Tasks for the worker."""
+        self.send(*deliveries)
+
+    def tell(self, held: Held, news: RunNews) -> None:
+        """News of a run for the worker."""
+        if news.stale is not None or any(answer.released for answer in news.answers):
+            self.dispatcher.drop(self.place, held)
+        elif held.task_id in self.place.held:
+            self.dispatcher.set_timer(self.place, held, news.next_timer)
+        if news.answers or news.resolved or news.timed_out or news.stale is not None:
+            self.send(News(held, news))
+
+    # ---- in
+
+    def grant(self, tasks: int) -> None:
+        """More tasks can be sent; what exceeds the most is dropped."""
+        if tasks <= 0:
+            self.send(Refused(InvalidField("credit must be at least 1", field="tasks")))
+            return
+        room = MOST_CREDIT - self.place.credits
+        if not self.is_draining:
+            self.dispatcher.grant(self.place, min(tasks, room))
+
+    async def acknowledge(self, held: Held) -> None:
+        """The task has arrived: its lease is a full one from now on."""
+        await self._enqueue(self._renewal(held), lambda done: self._renewed(held, done))
+
+    async def heartbeat(self, number: int, held: Iterable[Held]) -> None:
+        """Renew these leases, and say when that is durable."""
+        waiting = {*held}
+        if not waiting:
+            self.send(Beat(number))
+        for one in waiting:
+            await self._enqueue(self._renewal(one), partial(self._beat, number, one, waiting))
+
+    def _beat(self, number: int, held: Held, waiting: set[Held], done: asyncio.Future[Answer]) -> None:
+        """One renewal of a heartbeat is answered. With the last one, the whole heartbeat is."""
+        if self._renewed(held, done):
+            waiting.discard(held)
+            if not waiting:
+                self.send(Beat(number))
+
+    def _renewal(self, held: Held) -> Renew:
+        return Renew(held=held, owner=self.owner, times=self.committer.rules.times)
+
+    def _renewed(self, held: Held, done: asyncio.Future[Answer]) -> bool:
+        """Act on the answer to a renewal. False: it did not happen."""
+        if done.cancelled() or done.exception() is not None:
+            return False
+        answer = done.result()
+        if answer.verdict is Verdict.STALE:
+            self.tell(held, RunNews(stale=LeaseLost("the task is no longer held", task_id=held.task_id)))
+        elif answer.wake_again:
+            self.dispatcher.look([held.task_id])
+        return True
+
+    async def report(self, held: Held, frames: tuple[Frame, ...]) -> None:
+        """Commit frames about one task; the answers go out by themselves."""
+        call = ReportFrames(held, self.owner.session_id, frames, sum(frame.size for frame in frames))
+        lane = self._lanes.get(held.task_id)
+        if lane is not None:  # an earlier one waits for the database: keep the order
+            lane.append(call)
+            return
+        await self._enqueue(call, lambda done: self._reported(call, done))
+
+    def _reported(self, call: ReportFrames, done: asyncio.Future[RunNews]) -> None:
+        if done.cancelled():
+            return
+        error = done.exception()
+        if error is None:
+            self.tell(call.held, done.result())
+        elif isinstance(error, _TRY_AGAIN):
+            lane = self._lanes.get(call.held.task_id)
+            if lane is None:
+                lane = self._lanes[call.held.task_id] = deque()
+                self._retry_later(call.held.task_id)
+            _insert_in_order(lane, call)
+        else:
+            self.tell(call.held, RunNews(tuple(_refused(frame, error) for frame in call.frames)))
+
+    def _retry_later(self, task_id: int) -> None:
+        retry = asyncio.create_task(self._retry(task_id))
+        self._retries.add(retry)
+        retry.add_done_callback(self._retries.discard)
+
+    async def _retry(self, task_id: int) -> None:
+        """Commit what the database could not take, in order, until it can."""
+        lane, pause = self._lanes[task_id], SHORTEST_RETRY
+        while lane:
+            await asyncio.sleep(pause)
+            try:
+                news = await self.committer.submit(lane[0])
+            except _TRY_AGAIN:
+                pause = min(pause * 2, LONGEST_RETRY)
+                continue
+            except StepwellError as error:
+                news = RunNews(tuple(_refused(frame, error) for frame in lane[0].frames))
+            call, pause = lane.popleft(), 0.0
+            self.tell(call.held, news)
+        del self._lanes[task_id]
+
+    async def _enqueue(self, call: HotCall, then: Callable[[asyncio.Future[Any]], object]) -> None:
+        """Hand a call to the committer. While that is full, the stream is not read: the worker has to wait."""
+        while True:
+            try:
+                answer = self.committer.enqueue(call)
+            except ServerBusy:
+                await asyncio.sleep(SHORTEST_RETRY)
+                continue
+            answer.add_done_callback(then)
+            return
+
+    # ---- the end
+
+    async def leave(self) -> None:
+        """The worker said goodbye: what it holds goes back at once."""
+        await self._part([Leave(held=held, owner=self.owner) for held in self.place.held.values()])
+
+    async def lose(self) -> None:
+        """The stream broke: what it held gets a short grace, unless the worker is told to carry it elsewhere."""
+        held = [] if self.is_draining else list(self.place.held.values())
+        times = self.committer.rules.times
+        await self._part([Shorten(held=one, owner=self.owner, times=times) for one in held])
+
+    async def _part(self, calls: Sequence[HotCall]) -> None:
+        self.dispatcher.leave(self.place)
+        for retry in self._retries:
+            retry.cancel()
+        answers = []
+        for call in calls:
+            try:
+                answers.append(self.committer.enqueue(call))
+            except ServerBusy:
+                log.warning("lease_left_to_lapse", task_id=call.task_ids[0])
+        await asyncio.gather(*answers, return_exceptions=True)
+
+
+def _refused(frame: Frame, error: BaseException) -> FrameAnswer:
+    refusal = error if isinstance(error, StepwellError) else LeaseLost("the frame was not taken")
+    return FrameAnswer(frame.number, Verdict.ACCEPTED, refusal=refusal)
+
+
+def _insert_in_order(lane: deque[ReportFrames], call: ReportFrames) -> None:
+    """Calls fail in the order in which they were made, but later ones may stand in the lane already."""
+    first = call.frames[0].number if call.frames else 0
+    place = next((n for n, one in enumerate(lane) if one.frames and one.frames[0].number > first), len(lane))
+    lane.insert(place, call)

@@ -1,0 +1,304 @@
+"""Dispatch: gives what is due to the workers that are connected to this replica, and looks after what they hold.
+
+No replica leads and none routes: each claims for its own streams. It is driven by events (a commit, a hint, a credit, a
+time that has come); the sweep finds what events missed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import structlog
+
+from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.frames import RunNews
+from stepwell_server.domain.leases import Held, Owner
+from stepwell_server.domain.tasks import Handler, Task
+from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.domain.workflows import Step
+from stepwell_server.engine.claims import Claimed, Handed, Seat
+from stepwell_server.engine.committer import Committer
+from stepwell_server.engine.run_calls import ReportFrames
+from stepwell_server.engine.runs import ref
+from stepwell_server.engine.tasks import Claim, GiveBack
+from stepwell_server.engine.wakes import WakeBus
+from stepwell_server.storage import runs as run_store
+from stepwell_server.storage.database import TxOptions
+from stepwell_server.storage.tasks import STICKY
+from stepwell_server.storage.workflows import Started
+
+SHORTEST_PAUSE = 0.025
+"""Seconds after a claim that got nothing although something was due; doubled each time, until something changes."""
+LONGEST_PAUSE = 5.0
+
+_READ_STATE = TxOptions(label="read-state", read_only=True, reserved=True)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Delivery:
+    """A task on its way to a worker, with all that the worker must know."""
+
+    handed: Handed
+    steps: tuple[Step, ...]
+
+    @classmethod
+    def of(cls, task: Task, started: Started | None, steps: tuple[Step, ...]) -> Delivery:
+        """A task that is held already, with all its steps."""
+        return cls(Handed(task, started), steps)
+
+    @property
+    def held(self) -> Held:
+        """The lease."""
+        return Held(self.handed.task.id, self.handed.task.fence)
+
+
+@dataclass(slots=True, eq=False)
+class Place:
+    """A worker that is connected to this replica."""
+
+    owner: Owner
+    handlers: frozenset[Handler]
+    deliver: Callable[[Sequence[Delivery]], None]
+    tell: Callable[[Held, RunNews], None]
+    credits: int = 0
+    held: dict[int, Held] = field(default_factory=dict)
+    timers: dict[int, Micros] = field(default_factory=dict)
+
+
+class Dispatcher:
+    """One per replica."""
+
+    def __init__(self, committer: Committer, bus: WakeBus, *, embedded: bool) -> None:
+        self._committer = committer
+        self._bus = bus
+        self._embedded = embedded
+        self._places: dict[Owner, Place] = {}
+        self._holders: dict[int, Place] = {}
+        self._births: Counter[Handler] = Counter()
+        self._look_again = asyncio.Event()
+
+    # ---- workers come and go
+
+    def enter(self, place: Place) -> None:
+        """A worker has connected."""
+        self._places[place.owner] = place
+
+    def leave(self, place: Place) -> None:
+        """A worker's stream has ended. What it holds is somebody else's care."""
+        self._places.pop(place.owner, None)
+        for task_id in place.held:
+            if self._holders.get(task_id) is place:
+                del self._holders[task_id]
+
+    def close(self) -> None:
+        """Hand out nothing more: the replica goes away."""
+        self._embedded = False
+
+    def grant(self, place: Place, credits: int) -> None:
+        """A worker can take more tasks."""
+        place.credits += credits
+        self._look_again.set()
+
+    # ---- what workers hold
+
+    def hold(self, place: Place, held: Held) -> None:
+        """A worker holds this task through its present stream."""
+        place.held[held.task_id] = held
+        self._holders[held.task_id] = place
+
+    def drop(self, place: Place, held: Held) -> None:
+        """A worker no longer holds this task."""
+        if place.held.get(held.task_id) == held:
+            del place.held[held.task_id]
+            place.timers.pop(held.task_id, None)
+            if self._holders.get(held.task_id) is place:
+                del self._holders[held.task_id]
+
+    def set_timer(self, place: Place, held: Held, at: Micros | None) -> None:
+        """Something of a held run happens by itself at this time."""
+        if at is None or held.task_id not in place.held:
+            place.timers.pop(held.task_id, None)
+        elif place.timers.get(held.task_id) != at:
+            place.timers[held.task_id] = at
+            self._look_again.set()
+
+    def look(self, task_ids: Iterable[int]) -> None:
+        """Something came for these tasks, or they were taken away: tell those of our workers that hold them."""
+        for task_id in task_ids:
+            place = self._holders.get(task_id)
+            if place is not None:
+                self._ask(place, place.held[task_id])
+
+    def _ask(self, place: Place, held: Held) -> None:
+        place.timers.pop(held.task_id, None)
+        try:
+            news = self._committer.enqueue(ReportFrames(held, place.owner.session_id))
+        except StepwellError as error:
+            log.warning("timer_late", reason=error.reason)
+            place.timers[held.task_id] = self._bus.time.now() + SECOND
+            return
+        news.add_done_callback(lambda done: self._heard(place, held, done))
+
+    def _heard(self, place: Place, held: Held, done: asyncio.Future[RunNews]) -> None:
+        if done.cancelled() or place.held.get(held.task_id) != held:
+            return
+        if done.exception() is not None:
+            place.timers[held.task_id] = self._bus.time.now() + SECOND
+            self._look_again.set()
+            return
+        place.tell(held, done.result())
+
+    def served(self) -> set[Handler]:
+        """Whom the workers of this replica host."""
+        return {handler for place in self._places.values() for handler in place.handlers}
+
+    # ---- newborn work
+
+    def reserve(self, handler: Handler) -> Owner | None:
+        """A worker for an instance that is about to be created, unless older work of that name may be waiting."""
+        if self._embedded and not self._births[handler] and not self._is_due(handler):
+            for place in self._places.values():
+                if place.credits > 0 and handler in place.handlers:
+                    place.credits -= 1
+                    return place.owner
+        self._births[handler] += 1
+        return None
+
+    def born(self, handler: Handler, seat: Owner | None, handed: Handed | None) -> None:
+        """What became of it: handed out, or stored for later, or refused."""
+        if seat is None:
+            self._births[handler] -= 1
+            return
+        if handed is None:
+            place = self._places.get(seat)
+            if place is not None:
+                self.grant(place, 1)
+            return
+        self._hand(handed, ())
+
+    def _is_due(self, handler: Handler) -> bool:
+        due_at = self._bus.due_at(handler)
+        return due_at is not None and due_at <= self._bus.time.now()
+
+    # ---- the loop
+
+    async def run(self) -> None:
+        """Claim what is due and fire what is over, until cancelled."""
+        pause = SHORTEST_PAUSE
+        while True:
+            self._look_again.clear()
+            number = self._bus.number
+            self._fire()
+            if not self._something_due():
+                await self._wait(number, self._until_next())
+            elif await self._claim():
+                pause = SHORTEST_PAUSE
+            else:
+                await self._wait(number, pause)
+                pause = SHORTEST_PAUSE if self._bus.number != number else min(pause * 2, LONGEST_PAUSE)
+
+    async def process(self) -> int:
+        """Hand out what is due now, and say how many tasks it were."""
+        return await self._claim()
+
+    def _fire(self) -> None:
+        now = self._bus.time.now()
+        for place in self._places.values():
+            for task_id in [one for one, at in place.timers.items() if at <= now]:
+                self._ask(place, place.held[task_id])
+
+    def _something_due(self) -> bool:
+        return self._embedded and any(self._is_due(handler) for handler in self._wanted())
+
+    def _wanted(self) -> set[Handler]:
+        return {handler for place in self._places.values() if place.credits > 0 for handler in place.handlers}
+
+    def _until_next(self) -> float | None:
+        """Seconds until the next time that this replica waits for."""
+        times = [at for place in self._places.values() for at in place.timers.values()]
+        if self._embedded:
+            times += [at for handler in self._wanted() if (at := self._bus.due_at(handler)) is not None]
+        return max(0.0, (min(times) - self._bus.time.now()) / SECOND) if times else None
+
+    async def _wait(self, number: int, seconds: float | None) -> None:
+        """Until something changes, or so long."""
+        changes: list[Awaitable[object]] = [self._look_again.wait(), self._bus.changed_since(number)]
+        waiting = [asyncio.ensure_future(change) for change in changes]
+        try:
+            await asyncio.wait(waiting, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for one in waiting:
+                one.cancel()
+
+    async def _claim(self) -> int:
+        """Claim for all our workers at once. Their credits are on the table until the answer is there."""
+        seats = [Seat(place.owner, place.handlers, place.credits) for place in self._places.values() if place.credits]
+        if not seats:
+            return 0
+        for seat in seats:
+            self._places[seat.owner].credits -= seat.credits
+        claimed = Claimed()
+        try:
+            patience = 0 if self._bus.time.virtual else STICKY
+            claimed = await self._committer.submit(Claim(seats, patience))
+        except StepwellError as error:
+            log.debug("claim_failed", reason=error.reason)
+        used = Counter(one.task.owner for one in claimed.handed)
+        for seat in seats:
+            place = self._places.get(seat.owner)
+            if place is not None:
+                place.credits += seat.credits - used[seat.owner]
+        await self._deliver(claimed.handed)
+        return len(claimed.handed)
+
+    async def _deliver(self, handed: Sequence[Handed]) -> None:
+        states = await self._states([one for one in handed if _needs_state(one)])
+        for one in handed:
+            if not _needs_state(one):
+                self._hand(one, one.resolved)
+            elif one.task.id in states:
+                self._hand(one, states[one.task.id])
+            else:
+                self._give_back(one)
+
+    async def _states(self, handed: Sequence[Handed]) -> dict[int, tuple[Step, ...]]:
+        """All steps of runs that their workers do not have in memory. Nobody changes them while they are leased."""
+        if not handed:
+            return {}
+        runs = [ref(one.task) for one in handed]
+        try:
+            found = await self._committer.db.run_tx(lambda tx: run_store.all_steps(tx, runs), _READ_STATE)
+        except StepwellError as error:
+            log.warning("state_not_read", reason=error.reason)
+            return {}
+        return {run.task_id: tuple(steps) for run, steps in found.items()}
+
+    def _hand(self, handed: Handed, steps: tuple[Step, ...]) -> None:
+        assert handed.task.owner is not None
+        place = self._places.get(handed.task.owner)
+        if place is None:
+            self._give_back(handed)
+            return
+        delivery = Delivery(handed, steps)
+        self.hold(place, delivery.held)
+        place.deliver([delivery])
+
+    def _give_back(self, handed: Handed) -> None:
+        """It was never written to a stream: as if it had not been claimed."""
+        assert handed.task.owner is not None
+        held = Held(handed.task.id, handed.task.fence)
+        try:
+            answer = self._committer.enqueue(GiveBack(held=held, owner=handed.task.owner))
+        except StepwellError as error:
+            log.warning("give_back_failed", reason=error.reason)  # the ack window ends it
+            return
+        answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+
+
+def _needs_state(handed: Handed) -> bool:
+    return not handed.is_fresh and not handed.known_revision

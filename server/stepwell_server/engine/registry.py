@@ -1,0 +1,53 @@
+"""What this replica knows of namespaces and registered handlers, so that a hot call does not ask."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stepwell_server.domain.errors import NamespaceNotFound, WorkflowNotFound
+from stepwell_server.domain.limits import Limits
+from stepwell_server.domain.namespaces import NamespaceLimits
+from stepwell_server.domain.tasks import Handler
+from stepwell_server.storage import handlers, namespaces
+from stepwell_server.storage.database import READ, Database
+
+FRESH = 5.0
+"""Seconds for which the limits of a namespace are believed."""
+
+
+class Registry:
+    """A cache in front of the database. Names are never unregistered, so one that was found is there for good."""
+
+    def __init__(self, db: Database, limits: Limits) -> None:
+        self._db = db
+        self.limits = limits
+        self._known: set[Handler] = set()
+        self.namespaces: dict[str, NamespaceLimits] = {}
+        """Limits of the namespaces that were asked for, with the server's where they set none."""
+        self._believed_until: dict[str, float] = {}
+
+    async def require(self, handler: Handler) -> None:
+        """Refuse a workflow that no worker ever registered."""
+        if handler in self._known:
+            return
+        if not await self._db.run_tx(lambda tx: handlers.is_registered(tx, handler), READ):
+            await self.limits_of(handler.namespace)
+            raise WorkflowNotFound("no worker has registered this workflow", workflow=handler.name[:100])
+        self._known.add(handler)
+
+    async def limits_of(self, namespace: str) -> NamespaceLimits:
+        """The limits of a namespace, with the server's where it sets none. One that does not exist is refused."""
+        now = asyncio.get_running_loop().time()
+        if now < self._believed_until.get(namespace, 0.0):
+            return self.namespaces[namespace]
+        found = await self._db.run_tx(lambda tx: namespaces.get(tx, namespace), READ)
+        if found is None:
+            raise NamespaceNotFound("there is no such namespace", namespace=namespace[:100])
+        own, server = found.spec.limits, self.limits
+        self.namespaces[namespace] = limits = NamespaceLimits(
+            max_payload_bytes=own.max_payload_bytes or server.payload_bytes,
+            max_steps_per_run=own.max_steps_per_run or server.steps_per_run,
+            max_pending_events=own.max_pending_events or server.pending_events,
+        )
+        self._believed_until[namespace] = now + FRESH
+        return limits

@@ -1,0 +1,275 @@
+"""Hot calls about runs: create one, send it an event, take its worker's frames."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, field
+
+from stepwell_server.domain.errors import (
+    IdempotencyKeyReused,
+    InstanceIdAlreadyExists,
+    InstanceNotFound,
+    InvalidField,
+    LeaseLost,
+    RunSuperseded,
+    StepwellError,
+)
+from stepwell_server.domain.frames import Frame, FrameAnswer, RunNews, Wait
+from stepwell_server.domain.leases import Held
+from stepwell_server.domain.runs import Run, load_open
+from stepwell_server.domain.tasks import Stop, Task, TaskStatus, Verdict, judge
+from stepwell_server.domain.workflows import Event, Instance, InstanceStatus, NewEvent, status_of, terminal
+from stepwell_server.engine.groups import Group, HotCall, Later
+from stepwell_server.engine.runs import NewRun, Reads, ref
+from stepwell_server.storage.runs import SentEvent
+from stepwell_server.storage.tasks import TaskKey
+from stepwell_server.storage.workflows import Fate, Found
+
+
+@dataclass(frozen=True, slots=True)
+class Created:
+    """An instance that a create made, or that it had made when it was first sent."""
+
+    instance: Instance | None
+    """As it was found. None: it is new, and `task` is its task."""
+    task: Task | None
+
+
+@dataclass(frozen=True, slots=True)
+class CreateRun(HotCall):
+    """Create an instance. The answer is `Created`, or a refusal."""
+
+    run: NewRun
+
+    @property
+    def _key(self) -> TaskKey:
+        return self.run.new.key.handler, self.run.new.key.instance_id
+
+    @property
+    def entity(self) -> Hashable:
+        """The key of the instance."""
+        return self._key
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it brings."""
+        return 300 + self.run.new.params.size
+
+    def decide(self, group: Group) -> Later:
+        """Create it; whether it was there is known when it is written."""
+        group.runs.create(self.run)
+        return Later(lambda: self._outcome(group))
+
+    def _outcome(self, group: Group) -> Created | StepwellError:
+        key, book = self._key, group.runs
+        if key in group.inserted:
+            if book.births[key] is self.run:
+                return Created(None, group.inserted[key])
+            first = book.births[key]
+            return self._repeated(None, group.inserted[key], first.request_id, first.request_hash)
+        for found in sorted(book.found, key=lambda one: one.request_id != self.run.request_id):
+            if self._concerns(found):
+                return self._repeated(found.instance, None, found.request_id, found.request_hash)
+        return IdempotencyKeyReused("this request_id was used for another request", request_id=self.run.request_id)
+
+    def _concerns(self, found: Found) -> bool:
+        same_request = self.run.request_id is not None and found.request_id == self.run.request_id
+        return same_request or found.instance.key == self.run.new.key
+
+    def _repeated(
+        self, instance: Instance | None, task: Task | None, request_id: str | None, request_hash: str | None
+    ) -> Created | StepwellError:
+        """The answer if there is one already: the same, if this is the same request."""
+        if self.run.request_id is None or self.run.request_id != request_id:
+            key = self.run.new.key
+            return InstanceIdAlreadyExists(
+                "an instance of that id exists; restart it to run it again",
+                workflow=key.workflow,
+                instance_id=key.instance_id,
+            )
+        if self.run.request_hash != request_hash:
+            return IdempotencyKeyReused("this request_id was used for another request", request_id=request_id)
+        return Created(instance, task)
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """An event that is stored, and where its instance stands."""
+
+    event: Event
+    status: InstanceStatus
+
+
+@dataclass(frozen=True, slots=True)
+class SendEvent(HotCall):
+    """Store an event. The answer is `Stored`, or a refusal."""
+
+    new: NewEvent
+    request_id: str | None = None
+    request_hash: str | None = None
+
+    @property
+    def _key(self) -> TaskKey:
+        return self.new.key.handler, self.new.key.instance_id
+
+    @property
+    def entity(self) -> Hashable:
+        """The key of the instance."""
+        return self._key
+
+    @property
+    def task_keys(self) -> Sequence[TaskKey]:
+        """The task of the instance, if it lives."""
+        return (self._key,)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it brings."""
+        return 200 + (0 if self.new.payload is None else self.new.payload.size)
+
+    def note_reads(self, reads: Reads, group: Group) -> None:
+        """Its run's waits; or what became of the instance; and whether it was sent before."""
+        task = group.task_of(self._key)
+        if task is None:
+            reads.absent.add(self.new.key)
+        else:
+            reads.runs.add(ref(task))
+        if self.request_id is not None:
+            reads.requests.add((self.new.key.namespace, self.request_id))
+
+    def decide(self, group: Group) -> Stored:
+        """Store it, and wake the run if that waits for it."""
+        task = group.task_of(self._key)
+        earlier = None if self.request_id is None else group.runs.sent.get((self.new.key.namespace, self.request_id))
+        if earlier is not None:
+            return self._again(earlier, task, group)
+        if task is None:
+            raise self._absent(group)
+        run = group.runs.open(task)
+        event = run.receive(self.new.type, self.new.payload)
+        group.put(run.task)
+        sent = SentEvent(ref(task), self.new.key.namespace, event, self.request_id, self.request_hash)
+        group.runs.note_sent(sent)
+        return Stored(event, status_of(run.task))
+
+    def _again(self, earlier: SentEvent, task: Task | None, group: Group) -> Stored:
+        if earlier.request_hash != self.request_hash:
+            raise IdempotencyKeyReused("this request_id was used for another request", request_id=self.request_id)
+        ended = group.runs.absent.get(self.new.key)
+        status = status_of(task) if task is not None else ended.status if ended else InstanceStatus.COMPLETE
+        return Stored(earlier.event, status)
+
+    def _absent(self, group: Group) -> StepwellError:
+        ended = group.runs.absent.get(self.new.key)
+        if ended is None or not ended.status.ended:
+            return not_found(self.new.key.instance_id)
+        return terminal(self.new.key, ended.status)
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFrames(HotCall):
+    """Take a worker's frames about a run, in order, and tell it what is news; also without frames. The answer is
+    `RunNews`."""
+
+    held: Held
+    session_id: str
+    frames: tuple[Frame, ...] = ()
+    size_hint: int = field(default=200)
+
+    @property
+    def entity(self) -> Hashable:
+        """The task."""
+        return self.held.task_id
+
+    @property
+    def task_ids(self) -> Sequence[int]:
+        """The task."""
+        return (self.held.task_id,)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it brings."""
+        return self.size_hint
+
+    def note_reads(self, reads: Reads, group: Group) -> None:
+        """The steps in question, and the waits; or what became of the instance if the lease is lost."""
+        task = group.task(self.held.task_id)
+        if task is None or task.fence != self.held.fence:
+            reads.fates.add(self.held.task_id)
+            return
+        run = ref(task)
+        reads.runs.add(run)
+        for frame in self.frames:
+            if frame.step_name is not None:
+                reads.names.add((run, frame.step_name))
+            reads.names.update((run, one.name) for one in frame.opens)
+            if isinstance(frame.body, Wait) and frame.body.event_type:
+                reads.waits_to_come[run, frame.body.event_type] += 1
+        reads.names.update((run, one.name) for one in load_open(task.open_steps))
+
+    def decide(self, group: Group) -> RunNews:
+        """Apply what is new, then end the waits that are over and the executions that take too long."""
+        task = group.task(self.held.task_id)
+        if task is None or task.fence != self.held.fence:
+            return self._lost(group)
+        run = group.runs.open(task)
+        answers: list[FrameAnswer] = []
+        for frame in self.frames:
+            answer = self._answer(run, frame)
+            if answer is None:
+                return RunNews(tuple(answers), stale=LeaseLost("the task is no longer held", task_id=task.id))
+            answers.append(answer)
+        if not self.frames and not self._is_mine(run.task):
+            return RunNews(stale=LeaseLost("the task is no longer held", task_id=task.id))
+        news = self._news(run, tuple(answers))
+        if run.ending is not None:
+            group.remove(run.task)
+        else:
+            group.put(run.task)
+        return news
+
+    def _answer(self, run: Run, frame: Frame) -> FrameAnswer | None:
+        """None: the lease is lost."""
+        if frame.number <= run.task.frame_number:
+            released = run.ending is not None or run.task.status is not TaskStatus.PROCESSING
+            return FrameAnswer(frame.number, Verdict.REPEATED, run.task.stop, released, revision=run.task.revision)
+        if run.task.status is TaskStatus.PARKED:  # parked by a frame before this one: the run pauses here
+            return FrameAnswer(frame.number, Verdict.ACCEPTED, Stop.PAUSE, True, revision=run.task.revision)
+        if run.ending is not None or not self._is_mine(run.task):
+            return None
+        expected = run.task.frame_number + 1
+        if frame.number != expected:
+            gap = InvalidField(f"the next frame of this task has number {expected}", field="number", expected=expected)
+            return FrameAnswer(frame.number, Verdict.ACCEPTED, run.task.stop, revision=run.task.revision, refusal=gap)
+        return run.apply(frame, self.session_id)
+
+    def _is_mine(self, task: Task) -> bool:
+        mine = task.owner is not None and task.owner.session_id == self.session_id
+        return mine and judge(task, self.held) is Verdict.ACCEPTED
+
+    def _news(self, run: Run, answers: tuple[FrameAnswer, ...]) -> RunNews:
+        if run.ending is not None or run.task.status is not TaskStatus.PROCESSING:
+            return RunNews(answers, revision=run.task.revision)
+        expired = run.expire()
+        resolved = run.resolve() if run.overdue() or run.task.wake_again else []
+        told = [*(run.steps[name] for name in expired), *resolved]
+        return RunNews(answers, tuple(told), tuple(expired), run.task.revision, run.next_timer())
+
+    def _lost(self, group: Group) -> RunNews:
+        """The lease is gone: by this worker's own finish, which is then acknowledged again, or by somebody else."""
+        fate = group.runs.fates.get(self.held.task_id)
+        if fate is not None and fate.ended_fence == self.held.fence:
+            ended = tuple(FrameAnswer(frame.number, Verdict.REPEATED, released=True) for frame in self.frames)
+            return RunNews(ended)
+        return RunNews(stale=_why_lost(fate, self.held))
+
+
+def not_found(instance_id: str) -> InstanceNotFound:
+    """The refusal of a call about an instance that is not there."""
+    return InstanceNotFound("there is no such instance", instance_id=instance_id)
+
+
+def _why_lost(fate: Fate | None, held: Held) -> StepwellError:
+    if fate is not None and (fate.status.ended or held.fence < fate.first_fence):
+        return RunSuperseded("the run was ended or restarted", task_id=held.task_id)
+    return LeaseLost("the task is no longer held", task_id=held.task_id)

@@ -1,0 +1,342 @@
+"""Use cases of workers: connect, and each exchange of the stream as a call of its own."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from stepwell_server.domain.errors import (
+    DuplicateHandler,
+    InvalidField,
+    InvalidSessionId,
+    InvalidWorkflowName,
+    LeaseLost,
+    NamespaceNotFound,
+    ProtocolUnsupported,
+    SessionHasStream,
+    SessionNotRegistered,
+    Superseded,
+)
+from stepwell_server.domain.frames import Frame, RunNews
+from stepwell_server.domain.leases import Held, Owner
+from stepwell_server.domain.names import is_name
+from stepwell_server.domain.pages import Page, PageRequest
+from stepwell_server.domain.tasks import Handler, Registration, Task
+from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.engine.claims import Claimed, Seat
+from stepwell_server.engine.connections import Connection
+from stepwell_server.engine.dispatch import Delivery, Place
+from stepwell_server.engine.groups import committed_by
+from stepwell_server.engine.requests import Request
+from stepwell_server.engine.run_calls import ReportFrames
+from stepwell_server.engine.runs import changed_statuses, ref
+from stepwell_server.engine.spine import Spine
+from stepwell_server.engine.tasks import Answer, Claim, Renew
+from stepwell_server.storage import handlers, namespaces, requests, sessions, workflows
+from stepwell_server.storage import runs as run_store
+from stepwell_server.storage import tasks as store
+from stepwell_server.storage.database import READ, Tx
+from stepwell_server.storage.paging import PageTokens
+from stepwell_server.storage.requests import RequestKey
+from stepwell_server.storage.sessions import Session
+
+PROTOCOL = (1, 1)
+"""Lowest and highest version of the worker protocol that is spoken."""
+LONGEST_WAIT: Micros = 30 * SECOND
+MOST_CLAIMED = 100
+MOST_HANDLERS = 1000
+LABEL_LENGTH = 128
+DESCRIPTION_LENGTH = 1024
+SHOWN_TASKS = 100
+
+_SESSION_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class Hello:
+    """How a worker introduces itself."""
+
+    worker_id: str
+    session_id: str
+    sdk: str
+    protocol_version: int
+    namespace: str
+    hosted: tuple[Registration, ...]
+    held: tuple[Held, ...] = ()
+
+    def check(self) -> None:
+        """Refuse what cannot be."""
+        check_session_id(self.session_id)
+        lowest, highest = PROTOCOL
+        if not lowest <= self.protocol_version <= highest:
+            raise ProtocolUnsupported("this server speaks another version", lowest=lowest, highest=highest)
+        for name, text in (("worker_id", self.worker_id), ("sdk", self.sdk)):
+            if len(text) > LABEL_LENGTH:
+                raise InvalidField(f"{name} is longer than {LABEL_LENGTH} characters", field=name)
+        if len(self.hosted) > MOST_HANDLERS:
+            raise InvalidField(f"a worker hosts at most {MOST_HANDLERS} handlers", field="handlers")
+        seen: set[Handler] = set()
+        for one in self.hosted:
+            _check_registration(one)
+            if one.handler in seen:
+                raise DuplicateHandler("two handlers have the same kind and name", name=one.handler.name)
+            seen.add(one.handler)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerView:
+    """A worker, as operators see it."""
+
+    session: Session
+    tasks: tuple[tuple[Handler, str, Micros], ...]
+    """Handler, key and time of the claim of what it holds, the first of them."""
+    task_count: int
+
+
+class Workers:
+    """Workers of this replica's streams, and those that call."""
+
+    def __init__(self, spine: Spine, tokens: PageTokens, replica_id: str) -> None:
+        self._spine = spine
+        self._tokens = tokens
+        self._replica_id = replica_id
+        self._connections: dict[str, Connection] = {}
+
+    # ---- streams
+
+    async def connect(self, hello: Hello) -> tuple[Connection, list[Held]]:
+        """Take a worker's stream in, and say what it still holds: that moves to this stream, all else goes back."""
+        hello.check()
+        session = self._session_of(hello, self._replica_id)
+        connection_number, kept, returned, at = await self._spine.db.run_tx(lambda tx: self._meet(tx, session, hello))
+        self._spine.announce(committed_by([*kept, *returned], [], at))
+        owner = Owner(hello.session_id, connection_number)
+        connection = self._open(owner, frozenset(one.handler for one in hello.hosted))
+        still_held = [Held(task.id, task.fence) for task in kept]
+        for held in still_held:
+            self._spine.dispatcher.hold(connection.place, held)
+        self._spine.dispatcher.look([held.task_id for held in still_held])
+        return connection, still_held
+
+    def _open(self, owner: Owner, hosted: frozenset[Handler]) -> Connection:
+        older = self._connections.pop(owner.session_id, None)
+        if older is not None:
+            older.stop(Superseded("a newer connection of this session has taken over", connection=owner.connection))
+        place = Place(owner, hosted, lambda deliveries: None, lambda held, news: None)
+        connection = Connection(owner, place, self._spine.committer, self._spine.dispatcher)
+        place.deliver, place.tell = connection.deliver, connection.tell
+        self._connections[owner.session_id] = connection
+        self._spine.dispatcher.enter(place)
+        return connection
+
+    async def disconnect(self, connection: Connection, *, goodbye: bool) -> None:
+        """The stream has ended: said goodbye, or broken."""
+        if self._connections.get(connection.owner.session_id) is connection:
+            del self._connections[connection.owner.session_id]
+        await (connection.leave() if goodbye else connection.lose())
+        await self._spine.db.run_tx(lambda tx: sessions.disconnect(tx, connection.owner))
+
+    def drain(self) -> None:
+        """Tell every worker that the replica goes away."""
+        self._spine.dispatcher.close()
+        for connection in self._connections.values():
+            connection.drain()
+
+    async def confirm(self) -> None:
+        """Say in the database that our streams are there, and end those that a newer connection superseded."""
+        connections = list(self._connections.values())
+        if not connections:
+            return
+        owners = [one.owner for one in connections]
+        confirmed = await self._spine.db.run_tx(lambda tx: sessions.confirm(tx, owners))
+        for one in connections:
+            if one.owner.session_id not in confirmed:
+                one.stop(Superseded("a newer connection of this session has taken over"))
+
+    def _session_of(self, hello: Hello, replica_id: str) -> Session:
+        hosted = tuple(one.handler for one in hello.hosted)
+        return Session(hello.session_id, hello.namespace, hello.worker_id, hello.sdk, replica_id, hosted)
+
+    def _meet(self, tx: Tx, session: Session, hello: Hello) -> tuple[int, list[Task], list[Task], store.Stamp]:
+        if namespaces.get(tx, session.namespace) is None:
+            raise NamespaceNotFound("there is no such namespace", namespace=session.namespace[:100])
+        if hello.hosted:
+            handlers.register(tx, hello.hosted)
+        number = sessions.connect(tx, session)
+        mine = store.lock_held(tx, session.session_id)
+        at = store.stamp(tx)
+        owner, named = Owner(session.session_id, number), set(hello.held)
+        times = self._spine.committer.rules.times
+        kept = [task.renewed(owner, at.lease_now, times) for task in mine if Held(task.id, task.fence) in named]
+        returned = [task.given_back() for task in mine if Held(task.id, task.fence) not in named]
+        if mine:
+            store.save(tx, [*kept, *returned])
+            before = {task.id: task for task in mine}
+            workflows.copy_status(tx, changed_statuses(before, returned), at.now)
+        return number, kept, returned, at
+
+    # ---- without a stream
+
+    async def register(self, hello: Hello) -> int:
+        """Declare what a session without a stream hosts. Returns its connection number."""
+        hello.check()
+        session = self._session_of(hello, "")
+
+        def work(tx: Tx) -> int:
+            known = sessions.get(tx, session.session_id)
+            if known is not None and known.replica_id:
+                raise SessionHasStream("this session is connected by a stream")
+            if namespaces.get(tx, session.namespace) is None:
+                raise NamespaceNotFound("there is no such namespace", namespace=session.namespace[:100])
+            handlers.register(tx, hello.hosted)
+            return sessions.connect(tx, session)
+
+        return await self._spine.db.run_tx(work)
+
+    async def claim(
+        self, namespace: str, session_id: str, most: int, wait: Micros, only: frozenset[Handler], request: Request
+    ) -> list[Delivery]:
+        """Lease due tasks to a session without a stream, waiting for some to become due."""
+        session = await self._caller(namespace, session_id)
+        key = request.key(namespace)
+        replayed = await self._spine.db.run_tx(lambda tx: _recall(tx, key, session_id))
+        if replayed is not None:
+            return await self._with_state(replayed)
+        hosted = frozenset(session.handlers)
+        seat = Seat(Owner(session_id, session.connection), hosted & only if only else hosted, min(most, MOST_CLAIMED))
+        claimed = await self._claim_within(seat, wait)
+        leases = [[one.task.id, one.task.fence] for one in claimed.handed]
+        await self._spine.db.run_tx(lambda tx: requests.remember(tx, key, leases))
+        return await self._with_state([one.task for one in claimed.handed])
+
+    async def _claim_within(self, seat: Seat, wait: Micros) -> Claimed:
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + wait / SECOND
+        while True:
+            claimed: Claimed = await self._spine.committer.submit(Claim([seat]))
+            if claimed.handed or loop.time() >= ends:
+                return claimed
+            number = self._spine.bus.number
+            try:
+                async with asyncio.timeout_at(ends):
+                    await self._spine.bus.wait_until_due(seat.handlers.__contains__)
+                    if self._spine.bus.number == number:
+                        await self._spine.bus.changed_since(number)
+            except TimeoutError:
+                continue
+
+    async def renew(self, session_id: str, held: Sequence[Held]) -> list[Answer]:
+        """Extend leases of a session without a stream."""
+        check_session_id(session_id)
+        session = await self._spine.db.run_tx(lambda tx: sessions.get(tx, session_id))
+        owner = Owner(session_id, 0 if session is None else session.connection)
+        times = self._spine.committer.rules.times
+        submit = self._spine.committer.submit
+        return list(await asyncio.gather(*(submit(Renew(held=one, owner=owner, times=times)) for one in held)))
+
+    async def commit(self, session_id: str, held: Held, frames: tuple[Frame, ...]) -> RunNews:
+        """Apply frames about one task."""
+        check_session_id(session_id)
+        news: RunNews = await self._spine.committer.submit(
+            ReportFrames(held, session_id, frames, sum(frame.size for frame in frames))
+        )
+        if news.stale is not None and not news.answers:
+            raise news.stale
+        return news
+
+    def now(self) -> Micros:
+        """About what the database's clock says."""
+        return self._spine.bus.time.now()
+
+    async def state(self, session_id: str, held: Held, offset: int = 0) -> Delivery:
+        """All that a worker must know of a task that it holds, without the first steps if it has those."""
+
+        def work(tx: Tx) -> Task | None:
+            task = store.get(tx, [held.task_id]).get(held.task_id)
+            mine = task is not None and task.owner is not None and task.owner.session_id == session_id
+            return task if task is not None and mine and task.fence == held.fence else None
+
+        task = await self._spine.db.run_tx(work, READ)
+        if task is None:
+            raise LeaseLost("the task is no longer held", task_id=held.task_id)
+        (delivery,) = await self._with_state([task])
+        return replace(delivery, steps=delivery.steps[max(0, offset) :])
+
+    async def _caller(self, namespace: str, session_id: str) -> Session:
+        check_session_id(session_id)
+        session = await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
+        if session is None or session.namespace != namespace:
+            raise SessionNotRegistered("register the handlers of this session first")
+        if session.replica_id:
+            raise SessionHasStream("this session is connected by a stream")
+        return session
+
+    async def _with_state(self, tasks: Sequence[Task]) -> list[Delivery]:
+        if not tasks:
+            return []
+
+        def work(tx: Tx) -> list[Delivery]:
+            steps = run_store.all_steps(tx, [ref(task) for task in tasks])
+            known = workflows.known(tx, [task.id for task in tasks])
+            return [Delivery.of(task, known.get(task.id), tuple(steps[ref(task)])) for task in tasks]
+
+        return await self._spine.db.run_tx(work, READ)
+
+    # ---- looking
+
+    async def list(self, namespace: str, page: PageRequest) -> Page[WorkerView]:
+        """One page of the workers that are connected, to any replica, and of those that call."""
+        limit = page.limit(self._spine.registry.limits.page_size)
+        await self._spine.registry.limits_of(namespace)
+        scope = ["ListWorkers", namespace]
+        after = self._tokens.decode(scope, page.token) if page.token else None
+
+        def work(tx: Tx) -> tuple[list[Session], list[sessions.HeldRow]]:
+            found = sessions.list_page(tx, namespace, limit + 1, after)
+            return found, sessions.held_by(tx, [one.session_id for one in found])
+
+        found, held = await self._spine.db.run_tx(work, READ)
+        shown = [_view(one, held) for one in found[:limit]]
+        more = len(found) > limit
+        last = shown[-1].session if shown else None
+        token = self._tokens.encode(scope, [last.worker_id, last.session_id]) if more and last else ""
+        return Page(shown, token)
+
+
+def check_session_id(session_id: str) -> None:
+    """Refuse what cannot be the id of a session."""
+    if _SESSION_ID.fullmatch(session_id) is None:
+        raise InvalidSessionId("a session id is 32 hexadecimal digits, in lower case", field="session_id")
+
+
+def _check_registration(one: Registration) -> None:
+    if not is_name(one.handler.name):
+        raise InvalidWorkflowName(
+            'a workflow is named by 1 to 64 letters, digits, "-" or "_", not beginning with "-"', field="name"
+        )
+    if len(one.description) > DESCRIPTION_LENGTH:
+        raise InvalidField(f"description is longer than {DESCRIPTION_LENGTH} characters", field="description")
+
+
+def _touch(tx: Tx, session_id: str) -> Session | None:
+    session = sessions.get(tx, session_id)
+    if session is not None and not session.replica_id:
+        sessions.confirm(tx, [Owner(session_id, session.connection)])
+    return session
+
+
+def _recall(tx: Tx, key: RequestKey, session_id: str) -> list[Task] | None:
+    """The tasks of an earlier claim with this request id that are still held under the same fence."""
+    leases = requests.recall(tx, key)
+    if leases is None:
+        return None
+    fences = dict(leases)
+    found = store.get(tx, fences)
+    return [task for task in found.values() if task.fence == fences[task.id] and task.owner is not None]
+
+
+def _view(session: Session, held: Sequence[sessions.HeldRow]) -> WorkerView:
+    mine = [one for one in held if one.session_id == session.session_id]
+    return WorkerView(session, tuple((one.handler, one.key, one.claimed_at) for one in mine[:SHOWN_TASKS]), len(mine))

@@ -1,0 +1,443 @@
+"""Use cases of workflow instances."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from stepwell_server.domain.errors import (
+    BatchTooLarge,
+    DurationOutOfRange,
+    InstanceIdAlreadyExists,
+    RunNotFound,
+    StepNotFound,
+    StepwellError,
+)
+from stepwell_server.domain.names import check_request_id
+from stepwell_server.domain.pages import Page, PageRequest
+from stepwell_server.domain.payloads import Payload
+from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
+from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.domain.workflows import (
+    PRIORITY,
+    Event,
+    Instance,
+    InstanceFilter,
+    InstanceKey,
+    InstanceStatus,
+    NewEvent,
+    NewInstance,
+    Step,
+    StepStatus,
+    status_of,
+    terminal,
+)
+from stepwell_server.engine.claims import Handed
+from stepwell_server.engine.groups import Committed, committed_by
+from stepwell_server.engine.requests import Request
+from stepwell_server.engine.run_calls import Created, CreateRun, SendEvent, Stored, not_found
+from stepwell_server.engine.runs import NewRun
+from stepwell_server.engine.spine import Spine
+from stepwell_server.engine.watches import Watcher, Watches
+from stepwell_server.storage import dialect, handlers, listings, requests, sessions
+from stepwell_server.storage import runs as run_store
+from stepwell_server.storage import tasks as task_store
+from stepwell_server.storage import workflows as store
+from stepwell_server.storage.database import READ, Tx
+from stepwell_server.storage.paging import PageTokens
+from stepwell_server.storage.runs import RunRef
+from stepwell_server.storage.tasks import Stamp
+from stepwell_server.storage.workflows import End, Started
+
+LONGEST_WAIT: Micros = 60 * SECOND
+DEFAULT_WAIT: Micros = 30 * SECOND
+PAGE_BYTES = 2 * 1024 * 1024
+"""How much payload goes into one page."""
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowView:
+    """A registered workflow, as operators see it."""
+
+    name: str
+    description: str
+    created_at: Micros
+    worker_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Item:
+    """One thing of a batch, and what its sender calls it."""
+
+    request_id: str
+    body: bytes
+
+    def hash(self) -> str:
+        """What tells a repetition from a reuse."""
+        return hashlib.sha256(self.body).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
+class Workflows:
+    """Workflows: create, manage, send events, look, wait."""
+
+    spine: Spine
+    watches: Watches
+    tokens: PageTokens
+
+    # ---- create
+
+    async def create(self, new: NewInstance, item: Item, wait: Micros = 0) -> Instance:
+        """Store a new instance. With a wait: answer when its run has ended, or that time has passed."""
+        if wait > LONGEST_WAIT:
+            raise DurationOutOfRange("wait must be at most 60 seconds", field="wait")
+        instance = await self._create(new, item)
+        return await self._wait(instance, wait) if wait else instance
+
+    async def create_many(
+        self, items: Sequence[tuple[NewInstance, Item]], *, skip_existing: bool
+    ) -> list[Instance | StepwellError | None]:
+        """Store many, each decided by itself. None: it was there, and that is to be skipped."""
+        self._check_batch(len(items))
+        results = await asyncio.gather(*(self._create(new, item) for new, item in items), return_exceptions=True)
+        skipped = InstanceIdAlreadyExists if skip_existing else ()
+        return [None if isinstance(one, skipped) else _result(one) for one in results]
+
+    async def _create(self, new: NewInstance, item: Item) -> Instance:
+        check_request_id(item.request_id)
+        if not new.key.instance_id:
+            new = replace(new, key=replace(new.key, instance_id=uuid4().hex))
+        new.check()
+        await self.spine.registry.require(new.key.handler)
+        await self._check_payload(new.key.namespace, "params", new.params)
+        dispatcher, handler = self.spine.dispatcher, new.key.handler
+        seat = dispatcher.reserve(handler)
+        handed = None
+        try:
+            run = NewRun(new, item.request_id or None, item.hash() if item.request_id else None, seat)
+            answer = await self.spine.committer.submit(CreateRun(run))
+            if isinstance(answer, StepwellError):
+                raise answer
+            created: Created = answer
+            if created.task is not None and created.task.owner == seat and seat is not None:
+                started = Started(new.params, created.task.run_at)
+                handed = Handed(created.task, started, is_fresh=True)
+        finally:
+            dispatcher.born(handler, seat, handed)
+        return created.instance or _newborn(new, created.task)
+
+    # ---- manage
+
+    async def pause(self, key: InstanceKey, request: Request) -> Instance:
+        """Stop an instance: at once if nobody runs it, else at its next step boundary."""
+
+        def change(tx: Tx, instance: Instance, task: Task | None) -> Task:
+            if task is None:
+                raise terminal(key, instance.status)
+            return _bumped(task, task.paused())
+
+        return await self._change_task(key, request, change)
+
+    async def resume(self, key: InstanceKey, request: Request) -> Instance:
+        """Queue a paused instance to go on, or withdraw a pause that has not happened yet."""
+
+        def change(tx: Tx, instance: Instance, task: Task | None) -> Task | None:
+            now = task_store.stamp(tx).now
+            return None if task is None else _bumped(task, task.resumed(now, PRIORITY[Reason.RESUME]))
+
+        return await self._change_task(key, request, change)
+
+    async def terminate(self, key: InstanceKey, request: Request) -> Instance:
+        """End an instance for good. What its worker still reports is not stored."""
+        ended: list[Task] = []
+
+        def work(tx: Tx) -> Instance:
+            ended.clear()
+            instance, task = _locked(tx, key)
+            if task is None:
+                raise terminal(key, instance.status)
+            at = task_store.stamp(tx)
+            task_store.remove(tx, [task.id])
+            store.end(tx, [End(task.id, InstanceStatus.TERMINATED, at.now, task.revision + 1)])
+            ended.append(task)
+            return _read(tx, key)
+
+        return await self._once(key, request, work, lambda at: committed_by([], ended, at, [one.id for one in ended]))
+
+    async def restart(self, key: InstanceKey, from_step: str, request: Request) -> Instance:
+        """Begin a new run from any status, keeping what the present one completed before a step, if one is named."""
+        written: list[Task] = []
+
+        def work(tx: Tx) -> Instance:
+            written.clear()
+            instance, task = _locked(tx, key)
+            at = task_store.stamp(tx)
+            kept = _kept(tx, RunRef(instance.id, instance.run_number), from_step)
+            (fence,) = dialect.draw_numbers(tx, 1)
+            store.restart(tx, instance, at.now, fence)
+            written.append(_requeue(tx, instance, task, fence, kept, at))
+            if kept:
+                run = RunRef(instance.id, instance.run_number + 1)
+                run_store.save_steps(tx, [(run, step) for step in kept])
+            return _read(tx, key)
+
+        return await self._once(key, request, work, lambda at: _news(written, at))
+
+    # ---- events
+
+    async def send_event(self, new: NewEvent, item: Item) -> Stored:
+        """Store an event, and wake the instance if it waits for it."""
+        check_request_id(item.request_id)
+        new.check()
+        await self.spine.registry.require(new.key.handler)
+        if new.payload is not None:
+            await self._check_payload(new.key.namespace, "payload", new.payload)
+        call = SendEvent(new, item.request_id or None, item.hash() if item.request_id else None)
+        stored: Stored = await self.spine.committer.submit(call)
+        return stored
+
+    async def send_events(self, items: Sequence[tuple[NewEvent, Item]]) -> list[Stored | StepwellError]:
+        """Store many, each decided by itself; those to one instance in this order."""
+        self._check_batch(len(items))
+        results = await asyncio.gather(*(self.send_event(new, item) for new, item in items), return_exceptions=True)
+        return [_result(one) for one in results]
+
+    # ---- look
+
+    async def get(self, key: InstanceKey) -> Instance:
+        """The instance as it is now."""
+        found = await self.spine.db.run_tx(lambda tx: store.get(tx, key), READ)
+        if found is None:
+            await self.spine.registry.require(key.handler)
+            raise not_found(key.instance_id)
+        return found
+
+    async def list_workflows(self, namespace: str, page: PageRequest) -> Page[WorkflowView]:
+        """One page of the workflows that workers have registered, by name."""
+        limit = page.limit(self.spine.registry.limits.page_size)
+        await self.spine.registry.limits_of(namespace)
+        scope = ["ListWorkflows", namespace]
+        after = self.tokens.decode(scope, page.token) if page.token else None
+
+        def work(tx: Tx) -> tuple[list[Registration], dict[Handler, int]]:
+            found = handlers.list_registered(tx, namespace, TaskKind.WORKFLOW, limit + 1, after)
+            return found, sessions.count_by_handler(tx, namespace)
+
+        found, counts = await self.spine.db.run_tx(work, READ)
+        views = [
+            WorkflowView(one.handler.name, one.description, one.registered_at, counts.get(one.handler, 0))
+            for one in found[:limit]
+        ]
+        more = len(found) > limit
+        return Page(views, self.tokens.encode(scope, [views[-1].name]) if more else "")
+
+    async def list(self, wanted: InstanceFilter, page: PageRequest) -> Page[Instance]:
+        """One page of the instances of a workflow, by time of creation."""
+        limit = page.limit(self.spine.registry.limits.page_size)
+        await self.spine.registry.require(Handler(wanted.namespace, TaskKind.WORKFLOW, wanted.workflow))
+        scope = ["ListInstances", *wanted.scope()]
+        after = self.tokens.decode(scope, page.token) if page.token else None
+        found = await self.spine.db.run_tx(lambda tx: listings.instances(tx, wanted, limit + 1, after), READ)
+        items, more = _fitting(found, limit)
+        return Page(items, self.tokens.encode(scope, [items[-1].created_at, items[-1].id]) if more else "")
+
+    async def history(
+        self, key: InstanceKey, run_number: int | None, page: PageRequest, *, descending: bool
+    ) -> tuple[int, Page[Step | Event]]:
+        """One page of the steps and events of a run, in the order in which they were first stored."""
+        limit = page.limit(self.spine.registry.limits.page_size)
+        instance = await self.get(key)
+        run = instance.run_number if run_number is None else run_number
+        if not 0 <= run <= instance.run_number:
+            raise RunNotFound("the instance has no such run", run_number=run)
+        scope = ["GetHistory", key.namespace, key.workflow, key.instance_id, run, descending]
+        after = self.tokens.decode(scope, page.token) if page.token else None
+        ref = RunRef(instance.id, run)
+        found = await self.spine.db.run_tx(
+            lambda tx: listings.history(tx, ref, limit + 1, after, descending=descending), READ
+        )
+        items, more = _fitting(found, limit)
+        return run, Page(items, self.tokens.encode(scope, [items[-1].position]) if more else "")
+
+    # ---- wait
+
+    async def wait(self, key: InstanceKey, longest: Micros) -> Instance:
+        """The instance when it has ended, or as it is when the time has passed."""
+        if longest > LONGEST_WAIT:
+            raise DurationOutOfRange("timeout must be at most 60 seconds", field="timeout")
+        return await self._wait(await self.get(key), longest)
+
+    async def _wait(self, instance: Instance, longest: Micros) -> Instance:
+        watcher = Watcher()
+        self.watches.follow(watcher, instance, 0)
+        try:
+            async with asyncio.timeout(longest / SECOND):
+                while not instance.status.ended:
+                    (instance,) = await watcher.take()
+        except TimeoutError:
+            pass
+        finally:
+            self.watches.drop(watcher, [instance.id])
+        return await self.get(instance.key)
+
+    async def changed_steps(self, instance: Instance, since: int) -> Sequence[Step]:
+        """Steps of the current run that changed after the revision."""
+        run = RunRef(instance.id, instance.run_number)
+        found = await self.spine.db.run_tx(lambda tx: run_store.all_steps(tx, [run], since), READ)
+        return found[run]
+
+    # ---- parts
+
+    def _check_batch(self, count: int) -> None:
+        limit = self.spine.registry.limits.batch_items
+        if count > limit:
+            raise BatchTooLarge(f"a batch has at most {limit} items", field="items", limit=limit)
+
+    async def _check_payload(self, namespace: str, field: str, payload: Payload) -> None:
+        limits = await self.spine.registry.limits_of(namespace)
+        payload.check(field, most_bytes=limits.max_payload_bytes, deepest=self.spine.registry.limits.payload_depth)
+
+    async def _change_task(
+        self, key: InstanceKey, request: Request, change: Callable[[Tx, Instance, Task | None], Task | None]
+    ) -> Instance:
+        written: list[Task] = []
+
+        def work(tx: Tx) -> Instance:
+            written.clear()
+            instance, task = _locked(tx, key)
+            changed = change(tx, instance, task)
+            if task is not None and changed is not None and changed != task:
+                task_store.save(tx, [changed])
+                store.copy_status(tx, {changed.id: status_of(changed)}, task_store.stamp(tx).now)
+                written.append(changed)
+            return _read(tx, key)
+
+        return await self._once(key, request, work, lambda at: _news(written, at))
+
+    async def _once(
+        self, key: InstanceKey, request: Request, work: Callable[[Tx], Instance], news: Callable[[Stamp], Any]
+    ) -> Instance:
+        """Do the work in a transaction, once per request id, and tell everybody."""
+        request_key = request.key(key.namespace)
+        await self.spine.registry.require(key.handler)
+
+        def whole(tx: Tx) -> tuple[Instance, Stamp]:
+            def again(number: int) -> Instance:
+                return store.get_many(tx, [number])[number]
+
+            instance = requests.once(tx, request_key, lambda: work(tx), dump=lambda one: one.id, load=again)
+            return instance, task_store.stamp(tx)
+
+        instance, at = await self.spine.db.run_tx(whole)
+        self.spine.announce(news(at))
+        return instance
+
+
+def _result(outcome: Any) -> Any:
+    """An outcome of a batch; what is not a refusal is a bug and goes on."""
+    if isinstance(outcome, BaseException) and not isinstance(outcome, StepwellError):
+        raise outcome
+    return outcome
+
+
+def _fitting(found: list[T], limit: int) -> tuple[list[T], bool]:
+    """As many as the page may have and a message can hold, at least one; and whether there are more."""
+    size = 0
+    for count, one in enumerate(found[:limit]):
+        size += sum(
+            payload.size
+            for name in ("params", "output", "result", "payload")
+            if (payload := getattr(one, name, None)) is not None
+        )
+        if count and size > PAGE_BYTES:
+            return found[:count], True
+    return found[:limit], len(found) > limit
+
+
+def _news(written: Sequence[Task], at: Stamp) -> Committed:
+    """What everybody is told of tasks that were changed from outside: their holders must look."""
+    return committed_by(written, [], at, [task.id for task in written])
+
+
+def _newborn(new: NewInstance, task: Task | None) -> Instance:
+    assert task is not None
+    status = status_of(task)
+    return Instance(
+        id=task.id,
+        key=new.key,
+        run_number=0,
+        status=status,
+        params=new.params,
+        output=None,
+        failure=None,
+        labels=new.labels,
+        created_at=task.run_at,
+        updated_at=task.run_at,
+        started_at=task.run_at if status is InstanceStatus.RUNNING else None,
+        ended_at=None,
+        revision=task.revision,
+    )
+
+
+def _locked(tx: Tx, key: InstanceKey) -> tuple[Instance, Task | None]:
+    found = store.lock(tx, key)
+    if found is None:
+        raise not_found(key.instance_id)
+    return found
+
+
+def _read(tx: Tx, key: InstanceKey) -> Instance:
+    instance = store.get(tx, key)
+    assert instance is not None
+    return instance
+
+
+def _bumped(before: Task, after: Task) -> Task:
+    """The task as of its next revision, if it changed."""
+    return after if after == before else replace(after, revision=before.revision + 1)
+
+
+def _kept(tx: Tx, run: RunRef, from_step: str) -> list[Step]:
+    """What the run completed before the step began: those are the steps that were final when it was first stored."""
+    if not from_step:
+        return []
+    steps = run_store.all_steps(tx, [run])[run]
+    position = next((step.position for step in steps if step.name == from_step), None)
+    if position is None:
+        raise StepNotFound("the current run has no such step", step=from_step[:100])
+    return [step for step in steps if step.status is StepStatus.COMPLETED and step.revision < position]
+
+
+def _requeue(tx: Tx, instance: Instance, task: Task | None, fence: int, kept: Sequence[Step], at: Stamp) -> Task:
+    """The task of the next run: the present one taken from whoever holds it, or a new one."""
+    count = sum(step.type.counts for step in kept)
+    if task is None:
+        new = NewTask(
+            instance.key.handler,
+            instance.key.instance_id,
+            priority=PRIORITY[Reason.RUN],
+            run_number=instance.run_number + 1,
+            id=instance.id,
+            revision=instance.revision + 1,
+        )
+        (task,) = task_store.insert(tx, [new], at).values()
+    fresh = replace(
+        task.seized(fence),
+        run_number=instance.run_number + 1,
+        reason=Reason.RUN,
+        priority=PRIORITY[Reason.RUN],
+        run_at=at.now,
+        revision=instance.revision + 2,
+        frame_number=0,
+        step_count=count,
+        pending_events=0,
+        cached_revision=0,
+    )
+    task_store.save(tx, [fresh])
+    return fresh

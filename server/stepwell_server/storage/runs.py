@@ -1,0 +1,333 @@
+"""Rows of runs: their steps and events. Every statement takes any number of runs; their tasks are locked."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import (
+    BigInteger,
+    Integer,
+    Row,
+    Select,
+    Text,
+    bindparam,
+    func,
+    literal,
+    select,
+    true,
+    union_all,
+    update,
+)
+from sqlalchemy.types import TypeEngine
+
+from stepwell_server.domain.retry import Backoff, RetryPolicy, StepPolicy
+from stepwell_server.domain.times import Micros
+from stepwell_server.domain.workflows import Event, Step, StepStatus, StepType
+from stepwell_server.storage import dialect
+from stepwell_server.storage.database import Tx
+from stepwell_server.storage.payloads import failure_from, failure_row, from_text, to_text
+from stepwell_server.storage.schema import tasks, workflow_events, workflow_steps
+
+_RUN: dict[str, TypeEngine[Any]] = {"task_id": BigInteger(), "run_number": Integer()}
+_STEP: dict[str, TypeEngine[Any]] = {column.name: column.type for column in workflow_steps.columns}
+_EVENT: dict[str, TypeEngine[Any]] = {column.name: column.type for column in workflow_events.columns}
+_STEP_KEY = ("task_id", "run_number", "name")
+
+
+@dataclass(frozen=True, slots=True)
+class RunRef:
+    """A run: the number of its instance, which is also its task's, and which run of it."""
+
+    task_id: int
+    run_number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """How many undelivered events of a type are of interest to a run."""
+
+    run: RunRef
+    type: str
+    limit: int
+
+
+@dataclass(frozen=True, slots=True)
+class SentEvent:
+    """An event, whose it is, and what its sender called the request."""
+
+    run: RunRef
+    namespace: str
+    event: Event
+    request_id: str | None = None
+    request_hash: str | None = None
+
+
+# ---- read
+
+
+def steps_of(tx: Tx, names: Iterable[tuple[RunRef, str]], runs: Iterable[RunRef]) -> list[tuple[int, Step]]:
+    """The named steps that exist, and all that wait in these runs, each with the number of its task."""
+    named = dialect.as_rows(_ref_row(run) | {"name": name} for run, name in names)
+    given = {"named": named, "runs": dialect.as_rows(map(_ref_row, runs))}
+    return [(row.task_id, step_from(row)) for row in tx.execute(_steps_sql(dialect.product(tx)), given)]
+
+
+@cache
+def _steps_sql(product: str) -> Any:
+    named = dialect.rows(product, "named", **_RUN, name=Text())
+    runs = dialect.rows(product, "runs", **_RUN)
+    same_name = _all([workflow_steps.c[key] == named.c[key] for key in _STEP_KEY])
+    waiting = workflow_steps.c.status == literal(StepStatus.WAITING.value, literal_execute=True)
+    by_name = select(workflow_steps).select_from(named.join(workflow_steps, *same_name))
+    by_wait = select(workflow_steps).select_from(runs.join(workflow_steps, *_all([*_same_run(runs), waiting])))
+    return union_all(by_name, by_wait)
+
+
+def pending_events(tx: Tx, wanted: Iterable[Wanted]) -> list[tuple[int, Event]]:
+    """The oldest undelivered events, up to the limit of each, with the number of the task; the oldest first."""
+    rows = dialect.as_rows(_ref_row(one.run) | {"type": one.type, "most": one.limit} for one in wanted)
+    found = tx.execute(_pending_sql(dialect.product(tx)), {"wanted": rows})
+    return sorted(((row.task_id, event_from(row)) for row in found), key=lambda one: one[1].position)
+
+
+@cache
+def _pending_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **_RUN, type=Text(), most=Integer())
+    inner = workflow_events.alias("pending")
+    mine = [inner.c[key] == wanted.c[key] for key in ("task_id", "run_number", "type")]
+    pending = select(inner).where(*mine, inner.c.delivered_at.is_(None)).order_by(inner.c.position)
+    if product == "postgresql":
+        lateral = pending.limit(wanted.c.most).lateral("found")
+        return select(lateral).select_from(wanted.join(lateral, true()))
+    # SQLite has no LATERAL: the oldest are those with fewer than the limit before them.
+    place = func.row_number().over(partition_by=[inner.c.task_id, inner.c.type], order_by=inner.c.position)
+    placed = (
+        select(inner, place.label("place"), wanted.c.most.label("most"))
+        .select_from(wanted.join(inner, *_all([*mine, inner.c.delivered_at.is_(None)])))
+        .subquery("placed")
+    )
+    return select(placed).where(placed.c.place <= placed.c.most)
+
+
+def sent_before(tx: Tx, requests: Iterable[tuple[str, str]]) -> dict[tuple[str, str], SentEvent]:
+    """Events that were stored under these (namespace, request id)."""
+    wanted = dialect.as_rows({"namespace": space, "request_id": request} for space, request in requests)
+    found = tx.execute(_sent_sql(dialect.product(tx)), {"wanted": wanted})
+    return {(row.namespace, row.request_id): _sent_event(row) for row in found}
+
+
+@cache
+def _sent_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", namespace=Text(), request_id=Text())
+    same = [workflow_events.c[key] == wanted.c[key] for key in ("namespace", "request_id")]
+    return select(workflow_events).select_from(
+        wanted.join(workflow_events, *_all([*same, workflow_events.c.request_id.is_not(None)]))
+    )
+
+
+def steps_after(tx: Tx, run: RunRef, position: int, limit: int) -> list[Step]:
+    """Up to `limit` steps of a run in the order of its history, those after the position."""
+    found = tx.execute(
+        select(workflow_steps)
+        .where(
+            workflow_steps.c.task_id == run.task_id,
+            workflow_steps.c.run_number == run.run_number,
+            workflow_steps.c.position > position,
+        )
+        .order_by(workflow_steps.c.position)
+        .limit(limit)
+    )
+    return [step_from(row) for row in found]
+
+
+def all_steps(tx: Tx, runs: Sequence[RunRef], since: int = 0) -> dict[RunRef, list[Step]]:
+    """All steps of these runs that changed after the revision, in the order of their history."""
+    wanted = dialect.as_rows(map(_ref_row, runs))
+    found: dict[RunRef, list[Step]] = {run: [] for run in runs}
+    for row in tx.execute(_all_sql(dialect.product(tx)), {"wanted": wanted, "since": since}):
+        found[RunRef(row.task_id, row.run_number)].append(step_from(row))
+    return found
+
+
+@cache
+def _all_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **_RUN)
+    newer = workflow_steps.c.revision > bindparam("since", type_=BigInteger())
+    return (
+        select(workflow_steps)
+        .select_from(wanted.join(workflow_steps, *_all([*_same_run(wanted), newer])))
+        .order_by(workflow_steps.c.task_id, workflow_steps.c.position)
+    )
+
+
+def next_timer(tx: Tx) -> Micros | None:
+    """When the first wait of a run that a worker holds is over."""
+    due = func.coalesce(workflow_steps.c.next_retry_at, workflow_steps.c.wake_at)
+    held = tasks.c.status == literal("processing", literal_execute=True)
+    waiting = workflow_steps.c.status == literal(StepStatus.WAITING.value, literal_execute=True)
+    mine = [tasks.c.id == workflow_steps.c.task_id, tasks.c.run_number == workflow_steps.c.run_number]
+    found: Micros | None = tx.execute(select(func.min(due)).where(held, waiting, *mine)).scalar_one()
+    return found
+
+
+# ---- write
+
+
+def save_steps(tx: Tx, changed: Iterable[tuple[RunRef, Step]]) -> None:
+    """Store steps, new ones and changed ones alike."""
+    rows = dialect.as_rows(_ref_row(run) | _step_row(step) for run, step in changed)
+    tx.execute(_save_sql(dialect.product(tx)), {"after": rows})
+
+
+@cache
+def _save_sql(product: str) -> Any:
+    after = dialect.rows(product, "after", **_STEP)
+    source = select(*(after.c[name] for name in _STEP)).where(true())
+    statement = dialect.insert(product, workflow_steps).from_select(list(_STEP), source)
+    changing = [name for name in _STEP if name not in (*_STEP_KEY, "position", "created_at", "type", "event_type")]
+    return statement.on_conflict_do_update(
+        index_elements=_STEP_KEY, set_={name: statement.excluded[name] for name in changing}
+    )
+
+
+def insert_events(tx: Tx, sent: Iterable[SentEvent]) -> None:
+    """Store new events."""
+    tx.execute(_insert_events_sql(dialect.product(tx)), {"fresh": dialect.as_rows(map(_event_row, sent))})
+
+
+@cache
+def _insert_events_sql(product: str) -> Any:
+    fresh = dialect.rows(product, "fresh", **_EVENT)
+    source = select(*(fresh.c[name] for name in _EVENT)).where(true())
+    return dialect.insert(product, workflow_events).from_select(list(_EVENT), source)
+
+
+def deliver(tx: Tx, taken: Iterable[tuple[RunRef, Event]]) -> None:
+    """Store which step took an event, and when."""
+    rows = dialect.as_rows(
+        _ref_row(run)
+        | {"position": event.position, "delivered_at": event.delivered_at, "consumed_by_step": event.consumed_by_step}
+        for run, event in taken
+    )
+    tx.execute(_deliver_sql(dialect.product(tx)), {"taken": rows})
+
+
+@cache
+def _deliver_sql(product: str) -> Any:
+    taken = dialect.rows(
+        product, "taken", **_RUN, position=BigInteger(), delivered_at=BigInteger(), consumed_by_step=Text()
+    )
+    same = [workflow_events.c[key] == taken.c[key] for key in ("task_id", "run_number", "position")]
+    return (
+        update(workflow_events)
+        .where(*same)
+        .values(delivered_at=taken.c.delivered_at, consumed_by_step=taken.c.consumed_by_step)
+    )
+
+
+# ---- rows
+
+
+def _all(conditions: list[Any]) -> tuple[Any]:
+    """One condition from many, as a join wants it."""
+    first, *rest = conditions
+    for one in rest:
+        first = first & one
+    return (first,)
+
+
+def _same_run(wanted: Any) -> list[Any]:
+    return [workflow_steps.c[key] == wanted.c[key] for key in _RUN]
+
+
+def _ref_row(run: RunRef) -> dict[str, Any]:
+    return {"task_id": run.task_id, "run_number": run.run_number}
+
+
+def _step_row(step: Step) -> dict[str, Any]:
+    policy = step.policy
+    row = {
+        "name": step.name,
+        "position": step.position,
+        "revision": step.revision,
+        "type": step.type,
+        "status": step.status,
+        "attempts": step.attempts,
+        "next_retry_at": step.next_retry_at,
+        "wake_at": step.wake_at,
+        "event_type": step.event_type,
+        "event_at": step.event_at,
+        "result": to_text(step.result),
+        "created_at": step.created_at,
+        "updated_at": step.updated_at,
+        **failure_row(step.failure),
+    }
+    if policy is not None:
+        row |= {
+            "timeout": policy.timeout,
+            "max_attempts": policy.retry.max_attempts,
+            "retry_delay": policy.retry.delay,
+            "retry_backoff": policy.retry.backoff,
+            "retry_max_delay": policy.retry.max_delay,
+        }
+    return row
+
+
+def step_from(row: Row[Any]) -> Step:
+    """A step from its row."""
+    policy = None
+    if row.timeout is not None:
+        retry = RetryPolicy(row.max_attempts, row.retry_delay, Backoff(row.retry_backoff), row.retry_max_delay)
+        policy = StepPolicy(retry, row.timeout)
+    return Step(
+        name=row.name,
+        type=StepType(row.type),
+        status=StepStatus(row.status),
+        position=row.position,
+        revision=row.revision,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        attempts=row.attempts,
+        policy=policy,
+        next_retry_at=row.next_retry_at,
+        wake_at=row.wake_at,
+        event_type=row.event_type,
+        event_at=row.event_at,
+        result=from_text(row.result),
+        failure=failure_from(row.error_name, row.error_message, row.error_details),
+    )
+
+
+def _event_row(sent: SentEvent) -> dict[str, Any]:
+    event = sent.event
+    return _ref_row(sent.run) | {
+        "position": event.position,
+        "namespace": sent.namespace,
+        "type": event.type,
+        "payload": to_text(event.payload),
+        "created_at": event.created_at,
+        "delivered_at": event.delivered_at,
+        "consumed_by_step": event.consumed_by_step,
+        "request_id": sent.request_id,
+        "request_hash": sent.request_hash,
+    }
+
+
+def event_from(row: Row[Any]) -> Event:
+    """An event from its row."""
+    return Event(
+        position=row.position,
+        type=row.type,
+        payload=from_text(row.payload),
+        created_at=row.created_at,
+        delivered_at=row.delivered_at,
+        consumed_by_step=row.consumed_by_step,
+    )
+
+
+def _sent_event(row: Row[Any]) -> SentEvent:
+    run = RunRef(row.task_id, row.run_number)
+    return SentEvent(run, row.namespace, event_from(row), row.request_id, row.request_hash)

@@ -1,0 +1,144 @@
+"""Rows of sessions: which processes host handlers, and which connection of each counts."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import Row, and_, delete, or_, select, update
+
+from stepwell_server.domain.leases import Owner
+from stepwell_server.domain.tasks import Handler, TaskKind, TaskStatus
+from stepwell_server.domain.times import HOUR, SECOND, Micros
+from stepwell_server.storage import dialect
+from stepwell_server.storage.clock import db_now, lease_now
+from stepwell_server.storage.database import Tx
+from stepwell_server.storage.handlers import from_row as handler_from
+from stepwell_server.storage.handlers import in_status
+from stepwell_server.storage.paging import Position, beyond
+from stepwell_server.storage.schema import sessions, tasks
+
+STREAM_SEEN: Micros = 20 * SECOND
+"""A session with a stream is gone if its replica has not confirmed it for so long."""
+CALLER_SEEN: Micros = HOUR
+"""A session without a stream is gone if it has not called for so long."""
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A process that hosts handlers."""
+
+    session_id: str
+    namespace: str
+    worker_id: str
+    sdk: str
+    replica_id: str
+    """Whom its stream is with. Empty: it has none."""
+    handlers: tuple[Handler, ...]
+    connection: int = 0
+    connected_at: Micros = 0
+
+
+def connect(tx: Tx, session: Session) -> int:
+    """Store a session that said hello, and return the number of its new connection, which supersedes earlier ones."""
+    row = {
+        "session_id": session.session_id,
+        "namespace": session.namespace,
+        "worker_id": session.worker_id,
+        "sdk": session.sdk,
+        "replica_id": session.replica_id,
+        "connection": 1,
+        "handlers": json.dumps([[one.kind, one.name] for one in session.handlers]),
+        "connected_at": db_now(),
+        "seen_at": lease_now(),
+    }
+    statement = dialect.insert(dialect.product(tx), sessions).values(row)
+    changed = {name: statement.excluded[name] for name in row if name not in ("session_id", "connection")}
+    upsert = statement.on_conflict_do_update(
+        index_elements=["session_id"], set_=changed | {"connection": sessions.c.connection + 1}
+    ).returning(sessions.c.connection)
+    return int(tx.execute(upsert).scalar_one())
+
+
+def get(tx: Tx, session_id: str) -> Session | None:
+    """The session, if it is alive."""
+    row = tx.execute(select(sessions).where(sessions.c.session_id == session_id, _alive())).first()
+    return None if row is None else _session(row)
+
+
+def disconnect(tx: Tx, owner: Owner) -> None:
+    """Forget a session whose stream ended, unless it has a newer one."""
+    mine = and_(sessions.c.session_id == owner.session_id, sessions.c.connection == owner.connection)
+    tx.execute(update(sessions).where(mine).values(seen_at=0))
+
+
+def confirm(tx: Tx, owners: Sequence[Owner]) -> set[str]:
+    """Say that these streams are there. Returns the sessions of those that no newer connection has superseded."""
+    confirmed = set()
+    for owner in owners:
+        mine = and_(sessions.c.session_id == owner.session_id, sessions.c.connection == owner.connection)
+        seen = tx.execute(update(sessions).where(mine).values(seen_at=lease_now()).returning(sessions.c.session_id))
+        confirmed |= set(seen.scalars())
+    return confirmed
+
+
+def forget_old(tx: Tx) -> None:
+    """Delete sessions that are long gone. Their rows outlive them a little, so that a late return is recognised."""
+    tx.execute(delete(sessions).where(sessions.c.seen_at < lease_now() - 2 * CALLER_SEEN))
+
+
+def list_page(tx: Tx, namespace: str, limit: int, after: Position | None) -> list[Session]:
+    """Up to `limit` living sessions of a namespace by the worker's name, those after the position."""
+    order = [sessions.c.worker_id, sessions.c.session_id]
+    statement = select(sessions).where(sessions.c.namespace == namespace, _alive()).order_by(*order).limit(limit)
+    if after is not None:
+        statement = statement.where(beyond(order, after))
+    return [_session(row) for row in tx.execute(statement)]
+
+
+@dataclass(frozen=True, slots=True)
+class HeldRow:
+    """A task that a session holds."""
+
+    session_id: str
+    handler: Handler
+    key: str
+    claimed_at: Micros
+
+
+def held_by(tx: Tx, session_ids: Iterable[str]) -> list[HeldRow]:
+    """What these sessions hold, the oldest first."""
+    held = tasks.c.status == in_status(TaskStatus.PROCESSING)
+    mine = tasks.c.session_id.in_(list(session_ids))
+    found = tx.execute(select(tasks).where(held, mine).order_by(tasks.c.claimed_at, tasks.c.id))
+    return [HeldRow(row.session_id, handler_from(row), row.key, row.claimed_at or row.run_at) for row in found]
+
+
+def count_by_handler(tx: Tx, namespace: str) -> dict[Handler, int]:
+    """How many living sessions host each handler."""
+    counts: dict[Handler, int] = {}
+    for row in tx.execute(select(sessions).where(sessions.c.namespace == namespace, _alive())):
+        for handler in _session(row).handlers:
+            counts[handler] = counts.get(handler, 0) + 1
+    return counts
+
+
+def _alive() -> Any:
+    by_stream = and_(sessions.c.replica_id != "", sessions.c.seen_at > lease_now() - STREAM_SEEN)
+    by_call = and_(sessions.c.replica_id == "", sessions.c.seen_at > lease_now() - CALLER_SEEN)
+    return or_(by_stream, by_call)
+
+
+def _session(row: Row[Any]) -> Session:
+    return Session(
+        session_id=row.session_id,
+        namespace=row.namespace,
+        worker_id=row.worker_id,
+        sdk=row.sdk,
+        replica_id=row.replica_id,
+        handlers=tuple(Handler(row.namespace, TaskKind(kind), name) for kind, name in json.loads(row.handlers)),
+        connection=row.connection,
+        connected_at=row.connected_at,
+    )

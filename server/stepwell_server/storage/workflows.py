@@ -1,0 +1,403 @@
+"""Rows of workflow instances. Whoever changes the row of a live one has its task locked."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import BigInteger, Row, Select, Text, case, func, select, true, update
+from sqlalchemy.types import TypeEngine
+
+from stepwell_server.domain.payloads import Payload
+from stepwell_server.domain.tasks import Task, TaskStatus
+from stepwell_server.domain.times import Micros
+from stepwell_server.domain.workflows import (
+    Failure,
+    Instance,
+    InstanceKey,
+    InstanceStatus,
+    NewInstance,
+)
+from stepwell_server.storage import dialect
+from stepwell_server.storage import tasks as task_store
+from stepwell_server.storage.database import LostRace, Tx
+from stepwell_server.storage.payloads import failure_from, failure_row, from_text, to_text
+from stepwell_server.storage.schema import tasks, workflow_instances, workflow_labels
+
+_KEY: dict[str, TypeEngine[Any]] = {"namespace": Text(), "workflow": Text(), "instance_id": Text()}
+_ENDED = [status for status in InstanceStatus if status.ended]
+
+
+@dataclass(frozen=True, slots=True)
+class Birth:
+    """An instance to insert under a number that was drawn for it, and what its creator called the request."""
+
+    id: int
+    new: NewInstance
+    status: InstanceStatus
+    at: Micros
+    request_id: str | None = None
+    request_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """An instance that was there before, and the request that made it."""
+
+    instance: Instance
+    request_id: str | None
+    request_hash: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class End:
+    """How an instance ends."""
+
+    id: int
+    status: InstanceStatus
+    at: Micros
+    revision: int
+    output: Payload | None = None
+    failure: Failure | None = None
+    fence: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Started:
+    """What a worker must know of an instance besides its steps."""
+
+    params: Payload
+    created_at: Micros
+
+
+@dataclass(frozen=True, slots=True)
+class Fate:
+    """What became of an instance, for whoever still reports about an old lease of it."""
+
+    status: InstanceStatus
+    first_fence: int
+    ended_fence: int | None
+
+
+# ---- write
+
+
+def insert(tx: Tx, births: Sequence[Birth]) -> set[int]:
+    """Store new instances, in the order of their keys, and return the numbers of those that were not there yet."""
+    columns = {column.name: column.type for column in workflow_instances.columns}
+    rows = dialect.as_rows(_birth_row(one) for one in births)
+    stored = set(tx.execute(_insert_sql(dialect.product(tx), tuple(columns)), {"fresh": rows}).scalars())
+    labels = [row for one in births if one.id in stored for row in _label_rows(one)]
+    if labels:
+        tx.execute(_insert_labels_sql(dialect.product(tx)), {"fresh": dialect.as_rows(labels)})
+    return stored
+
+
+@cache
+def _insert_sql(product: str, names: tuple[str, ...]) -> Any:
+    fresh = dialect.rows(product, "fresh", **{name: workflow_instances.c[name].type for name in names})
+    source = select(*(fresh.c[name] for name in names)).where(true()).order_by(*(fresh.c[name] for name in _KEY))
+    statement = dialect.insert(product, workflow_instances).from_select(list(names), source)
+    return statement.on_conflict_do_nothing().returning(workflow_instances.c.id)
+
+
+@cache
+def _insert_labels_sql(product: str) -> Any:
+    names = [column.name for column in workflow_labels.columns]
+    fresh = dialect.rows(product, "fresh", **{name: workflow_labels.c[name].type for name in names})
+    source = select(*(fresh.c[name] for name in names)).where(true())
+    return dialect.insert(product, workflow_labels).from_select(names, source)
+
+
+def copy_status(tx: Tx, statuses: Mapping[int, InstanceStatus], at: Micros) -> None:
+    """Write what the tasks of live instances say."""
+    rows = dialect.as_rows({"id": one, "status": status, "at": at} for one, status in statuses.items())
+    tx.execute(_copy_sql(dialect.product(tx)), {"after": rows})
+
+
+@cache
+def _copy_sql(product: str) -> Any:
+    after = dialect.rows(product, "after", id=BigInteger(), status=Text(), at=BigInteger())
+    return (
+        update(workflow_instances)
+        .where(workflow_instances.c.id == after.c.id)
+        .values(status=after.c.status, updated_at=after.c.at)
+    )
+
+
+def start(tx: Tx, ids: Iterable[int], at: Micros) -> dict[int, Started]:
+    """Write that workers run these instances now, and return what they must know."""
+    rows = dialect.as_rows({"id": one, "at": at} for one in ids)
+    found = tx.execute(_start_sql(dialect.product(tx)), {"after": rows})
+    return {row.id: Started(from_text(row.params) or Payload(), row.created_at) for row in found}
+
+
+@cache
+def _start_sql(product: str) -> Any:
+    after = dialect.rows(product, "after", id=BigInteger(), at=BigInteger())
+    return (
+        update(workflow_instances)
+        .where(workflow_instances.c.id == after.c.id)
+        .values(
+            status=InstanceStatus.RUNNING,
+            updated_at=after.c.at,
+            started_at=func.coalesce(workflow_instances.c.started_at, after.c.at),
+        )
+        .returning(workflow_instances.c.id, workflow_instances.c.params, workflow_instances.c.created_at)
+    )
+
+
+def known(tx: Tx, ids: Iterable[int]) -> dict[int, Started]:
+    """What workers must know of these instances."""
+    found = tx.execute(_known_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
+    return {row.id: Started(from_text(row.params) or Payload(), row.created_at) for row in found}
+
+
+@cache
+def _known_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
+    columns = [workflow_instances.c[name] for name in ("id", "params", "created_at")]
+    return select(*columns).join(wanted, workflow_instances.c.id == wanted.c.id)
+
+
+def end(tx: Tx, ends: Iterable[End]) -> None:
+    """Write how instances ended."""
+    tx.execute(_end_sql(dialect.product(tx)), {"after": dialect.as_rows(map(_end_row, ends))})
+
+
+@cache
+def _end_sql(product: str) -> Any:
+    texts = ("status", "output", "error_name", "error_message", "error_details")
+    numbers = ("at", "revision", "ended_fence")
+    after = dialect.rows(
+        product, "after", id=BigInteger(), **{one: Text() for one in texts}, **{one: BigInteger() for one in numbers}
+    )
+    same = {name: after.c[name] for name in (*texts, "revision", "ended_fence")}
+    return (
+        update(workflow_instances)
+        .where(workflow_instances.c.id == after.c.id)
+        .values(**same, ended_at=after.c.at, updated_at=after.c.at)
+    )
+
+
+def restart(tx: Tx, instance: Instance, at: Micros, fence: int) -> None:
+    """Write that the next run of an instance is queued. Fences below this one are of earlier runs from now on."""
+    fresh = {"output": None, "started_at": None, "ended_at": None, "ended_fence": None, **failure_row(None)}
+    tx.execute(
+        update(workflow_instances)
+        .where(workflow_instances.c.id == instance.id)
+        .values(
+            **fresh,
+            run_number=instance.run_number + 1,
+            status=InstanceStatus.QUEUED,
+            updated_at=at,
+            first_fence=fence,
+        )
+    )
+
+
+# ---- read
+
+
+def find(tx: Tx, births: Iterable[Birth]) -> list[Found]:
+    """Instances that have the key or the request id of one of these."""
+    wanted = dialect.as_rows(_key_row(one.new.key) | {"request_id": one.request_id} for one in births)
+    product = dialect.product(tx)
+    found = {}
+    for statement in (_same_key_sql(product), _same_request_sql(product)):
+        for row in tx.execute(statement, {"wanted": wanted}):
+            found[row.id] = Found(from_row(row), row.request_id, row.request_hash)
+    return list(found.values())
+
+
+@cache
+def _same_key_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **_KEY, request_id=Text())
+    same = [workflow_instances.c[name] == wanted.c[name] for name in _KEY]
+    return _with_task().where(*same).add_columns(*_REQUEST).select_from(_JOINED.join(wanted, true()))
+
+
+@cache
+def _same_request_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **_KEY, request_id=Text())
+    same = [workflow_instances.c[name] == wanted.c[name] for name in ("namespace", "request_id")]
+    given = workflow_instances.c.request_id.is_not(None)
+    return _with_task().where(*same, given).add_columns(*_REQUEST).select_from(_JOINED.join(wanted, true()))
+
+
+def get(tx: Tx, key: InstanceKey) -> Instance | None:
+    """The instance as it is now. None: there is none."""
+    row = tx.execute(_with_task().where(*_is(key)).select_from(_JOINED)).first()
+    return None if row is None else from_row(row)
+
+
+def get_many(tx: Tx, ids: Iterable[int]) -> dict[int, Instance]:
+    """These instances as they are now, by their numbers."""
+    found = tx.execute(_many_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
+    return {row.id: from_row(row) for row in found}
+
+
+@cache
+def _many_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
+    return _with_task().where(workflow_instances.c.id == wanted.c.id).select_from(_JOINED.join(wanted, true()))
+
+
+def get_keys(tx: Tx, keys: Iterable[InstanceKey]) -> list[Instance]:
+    """Those of these instances that exist."""
+    wanted = dialect.as_rows(map(_key_row, keys))
+    return [from_row(row) for row in tx.execute(_keys_sql(dialect.product(tx)), {"wanted": wanted})]
+
+
+@cache
+def _keys_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **_KEY)
+    same = [workflow_instances.c[name] == wanted.c[name] for name in _KEY]
+    return _with_task().where(*same).select_from(_JOINED.join(wanted, true()))
+
+
+def revisions(tx: Tx, ids: Iterable[int]) -> dict[int, int]:
+    """The revisions of these instances."""
+    found = tx.execute(_revisions_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
+    return {row.id: row.revision for row in found}
+
+
+@cache
+def _revisions_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
+    revision = func.coalesce(tasks.c.revision, workflow_instances.c.revision).label("revision")
+    of_wanted = workflow_instances.c.id == wanted.c.id
+    return select(workflow_instances.c.id, revision).where(of_wanted).select_from(_JOINED.join(wanted, true()))
+
+
+def lock(tx: Tx, key: InstanceKey) -> tuple[Instance, Task | None] | None:
+    """The instance and its task, nobody else's until the transaction ends. None: there is no such instance.
+
+    The task is locked first, as everybody does who changes a live instance. An instance that ended or was restarted
+    between the two is looked at again from the beginning.
+    """
+    seen = get(tx, key)
+    if seen is None:
+        return None
+    task = task_store.lock(tx, [seen.id], waiting=True).get(seen.id)
+    tx.execute(select(workflow_instances.c.id).where(*_is(key)).with_for_update(key_share=True))
+    instance = get(tx, key)
+    assert instance is not None
+    if instance.status.ended is (task is not None):
+        raise LostRace
+    return instance, task
+
+
+def fates(tx: Tx, ids: Iterable[int]) -> dict[int, Fate]:
+    """What became of these instances."""
+    found = tx.execute(_fates_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
+    return {row.id: Fate(InstanceStatus(row.status), row.first_fence, row.ended_fence) for row in found}
+
+
+@cache
+def _fates_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
+    columns = [workflow_instances.c[name] for name in ("id", "status", "first_fence", "ended_fence")]
+    return (
+        select(*columns)
+        .where(workflow_instances.c.id == wanted.c.id)
+        .select_from(workflow_instances.join(wanted, true()))
+    )
+
+
+# ---- rows
+
+_JOINED = workflow_instances.outerjoin(tasks, tasks.c.id == workflow_instances.c.id)
+_REQUEST = [workflow_instances.c.request_id, workflow_instances.c.request_hash]
+
+
+def with_task(*, payloads: bool = True) -> Select[Any]:
+    """What to select of instances joined with their tasks; without their payloads if those are not wanted."""
+    left_out = {"request_id", "request_hash", "first_fence", "ended_fence", "revision"}
+    left_out |= set() if payloads else {"params", "output"}
+    columns = [column for column in workflow_instances.columns if column.name not in left_out]
+    waits = case((tasks.c.status == TaskStatus.PENDING, tasks.c.run_at), else_=None)
+    revision = func.coalesce(tasks.c.revision, workflow_instances.c.revision).label("revision")
+    return select(*columns, revision, waits.label("run_at"))
+
+
+@cache
+def _with_task() -> Select[Any]:
+    return with_task()
+
+
+def _is(key: InstanceKey) -> list[Any]:
+    return [workflow_instances.c[name] == value for name, value in _key_row(key).items()]
+
+
+def _key_row(key: InstanceKey) -> dict[str, Any]:
+    return {"namespace": key.namespace, "workflow": key.workflow, "instance_id": key.instance_id}
+
+
+def _birth_row(birth: Birth) -> dict[str, Any]:
+    return _key_row(birth.new.key) | {
+        "id": birth.id,
+        "run_number": 0,
+        "status": birth.status,
+        "params": to_text(birth.new.params),
+        "labels": json.dumps(dict(birth.new.labels), separators=(",", ":")),
+        "created_at": birth.at,
+        "updated_at": birth.at,
+        "started_at": birth.at if birth.status is InstanceStatus.RUNNING else None,
+        "revision": 0,
+        "first_fence": 0,
+        "request_id": birth.request_id,
+        "request_hash": birth.request_hash,
+    }
+
+
+def _label_rows(birth: Birth) -> list[dict[str, Any]]:
+    key = birth.new.key
+    return [
+        {
+            "namespace": key.namespace,
+            "workflow": key.workflow,
+            "name": name,
+            "value": value,
+            "created_at": birth.at,
+            "id": birth.id,
+        }
+        for name, value in birth.new.labels.items()
+    ]
+
+
+def _end_row(one: End) -> dict[str, Any]:
+    return {
+        "id": one.id,
+        "status": one.status,
+        "at": one.at,
+        "revision": one.revision,
+        "ended_fence": one.fence,
+        "output": to_text(one.output),
+        **failure_row(one.failure),
+    }
+
+
+def from_row(row: Row[Any]) -> Instance:
+    """An instance from a row of `with_task`."""
+    status = InstanceStatus(row.status)
+    columns = row._mapping
+    return Instance(
+        id=row.id,
+        key=InstanceKey(row.namespace, row.workflow, row.instance_id),
+        run_number=row.run_number,
+        status=status,
+        params=from_text(columns.get("params")),
+        output=from_text(columns.get("output")),
+        failure=failure_from(row.error_name, row.error_message, row.error_details),
+        labels=json.loads(row.labels),
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        started_at=row.started_at,
+        ended_at=row.ended_at,
+        revision=row.revision,
+        wake_at=row.run_at if status is InstanceStatus.WAITING else None,
+    )
