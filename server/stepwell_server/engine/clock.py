@@ -6,6 +6,7 @@ import asyncio
 from dataclasses import dataclass
 
 from stepwell_server.domain.clock import ClockReading
+from stepwell_server.domain.runs import load_open
 from stepwell_server.domain.times import Micros
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.spine import Spine
@@ -110,6 +111,8 @@ class Clock:
     def _look(self, tx: Tx) -> _View:
         served = self.spine.dispatcher.served()
         wakes = handlers.next_wakes(tx, list(served)) if served else []
-        held, revision = tasks.held_and_changed(tx)
+        held = tasks.held(tx)
         due = min((one.due_at for one in wakes if one.due_at is not None), default=None)
-        return _View(tasks.stamp(tx), held, due, runs.next_timer(tx), revision)
+        timers = [runs.next_timer(tx), *(one.ends_at for task in held for one in load_open(task.open_steps))]
+        timer = min((at for at in timers if at is not None), default=None)
+        return _View(tasks.stamp(tx), len(held), due, timer, sum(task.revision + task.fence for task in held))

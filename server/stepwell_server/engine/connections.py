@@ -26,7 +26,7 @@ from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Delivery, Dispatcher, Place
 from stepwell_server.engine.groups import HotCall
 from stepwell_server.engine.run_calls import ReportFrames
-from stepwell_server.engine.tasks import Answer, Leave, Renew, Shorten
+from stepwell_server.engine.tasks import Answer, GiveBack, Leave, Renew, Shorten
 
 MOST_CREDIT = 1000
 SHORTEST_RETRY = 0.1
@@ -230,10 +230,12 @@ class Connection:
         await self._part([Leave(held=held, owner=self.owner) for held in self.place.held.values()])
 
     async def lose(self) -> None:
-        """The stream broke: what it held gets a short grace, unless the worker is told to carry it elsewhere."""
-        held = [] if self.is_draining else list(self.place.held.values())
+        """The stream broke: what was never sent goes back, all else gets a short grace or is carried elsewhere."""
+        unsent = {one.held for one in self.outbox if isinstance(one, Delivery)}
+        kept = [] if self.is_draining else [one for one in self.place.held.values() if one not in unsent]
         times = self.committer.rules.times
-        await self._part([Shorten(held=one, owner=self.owner, times=times) for one in held])
+        calls: list[HotCall] = [GiveBack(held=one, owner=self.owner) for one in unsent]
+        await self._part(calls + [Shorten(held=one, owner=self.owner, times=times) for one in kept])
 
     async def _part(self, calls: Sequence[HotCall]) -> None:
         self.dispatcher.leave(self.place)

@@ -33,6 +33,8 @@ class Created:
     instance: Instance | None
     """As it was found. None: it is new, and `task` is its task."""
     task: Task | None
+    is_new: bool = False
+    """This very call has made it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +66,7 @@ class CreateRun(HotCall):
         key, book = self._key, group.runs
         if key in group.inserted:
             if book.births[key] is self.run:
-                return Created(None, group.inserted[key])
+                return Created(None, group.inserted[key], is_new=True)
             first = book.births[key]
             return self._repeated(None, group.inserted[key], first.request_id, first.request_hash)
         for found in sorted(book.found, key=lambda one: one.request_id != self.run.request_id):
@@ -224,7 +226,7 @@ class ReportFrames(HotCall):
         news = self._news(run, tuple(answers))
         if run.ending is not None:
             group.remove(run.task)
-        else:
+        elif run.task != task:
             group.put(run.task)
         return news
 

@@ -125,7 +125,7 @@ class Workflows:
             if isinstance(answer, StepwellError):
                 raise answer
             created: Created = answer
-            if created.task is not None and created.task.owner == seat and seat is not None:
+            if created.is_new and created.task is not None and seat is not None:
                 started = Started(new.params, created.task.run_at)
                 handed = Handed(created.task, started, is_fresh=True)
         finally:

@@ -24,7 +24,6 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
-    func,
     select,
     true,
     update,
@@ -158,12 +157,10 @@ def _of_keys(product: str) -> tuple[FromClause, Any]:
     return wanted, handlers.same_handler(tasks.c, wanted.c) & (tasks.c.key == wanted.c.key)
 
 
-def held_and_changed(tx: Tx) -> tuple[int, int]:
-    """How many tasks are held, and a number that changes whenever one of them does."""
-    held = tasks.c.status == handlers.in_status(TaskStatus.PROCESSING)
-    changed = func.coalesce(func.sum(tasks.c.revision + tasks.c.fence), 0)
-    row = tx.execute(select(func.count(), changed).select_from(tasks).where(held)).one()
-    return int(row[0]), int(row[1])
+def held(tx: Tx) -> list[Task]:
+    """Everything that anybody holds."""
+    statement = select(tasks).where(tasks.c.status == handlers.in_status(TaskStatus.PROCESSING))
+    return [from_row(row) for row in tx.execute(statement)]
 
 
 def lock_held(tx: Tx, session_id: str) -> list[Task]:
