@@ -63,6 +63,9 @@ from stepwell_server.telemetry import Metrics
 CUT_GRACE = 1.0
 """Seconds that streams get to end after the last unary call has: whoever still listens then is cut off."""
 
+LEAVE_GRACE = 2.0
+"""Seconds for what the ended streams held to be given back."""
+
 log = structlog.get_logger()
 
 
@@ -158,6 +161,7 @@ class App:
         log.info("draining", again="ends it at once")
         await self.health.drain()
         self._workers.drain()
+        self._workflows.watches.drain()
         await asyncio.sleep(settle)
         await self._admission.close(self.settings.drain_grace.total_seconds())
         await self.stop(CUT_GRACE)
@@ -168,6 +172,8 @@ class App:
         await asyncio.gather(*(server.stop(grace) for server in self._servers))
         if self._ops is not None:
             await self._ops.stop()
+        if self._loops:
+            await self._workers.all_left(LEAVE_GRACE)
         for loop in self._loops:
             loop.cancel()
             with suppress(asyncio.CancelledError):
@@ -211,7 +217,7 @@ class App:
         def announce(committed: Committed) -> None:
             bus.learn(committed)
             relay.note(committed.touched, committed.told)
-            watches.note(committed.runs)
+            watches.note(committed.statuses, committed.runs)
             dispatcher.look(committed.told)
 
         def heard(hint: Hint) -> None:

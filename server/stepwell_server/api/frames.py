@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from google.protobuf.duration_pb2 import Duration
 
 from stepwell.v1 import common_pb2, workers_pb2
-from stepwell_server.api import convert
+from stepwell_server.api import convert, validate
 from stepwell_server.domain import frames
 from stepwell_server.domain.errors import DurationOutOfRange, InvalidField, StepwellError
 from stepwell_server.domain.frames import DEFAULT_EVENT_TIMEOUT, Frame, FrameAnswer, Opening, RunNews
@@ -92,6 +92,7 @@ class FrameReader:
         if frame.number < 1:
             raise InvalidField("frames about a task count from 1", field="number")
         try:
+            validate.check(frame)
             read = Frame(frame.number, self._body(frame), tuple(map(self._opening, frame.opens)))
             read.check()
         except StepwellError as refusal:

@@ -142,17 +142,23 @@ def _arity(streaming: bool) -> str:
 
 
 def _parsed(handler: Handler, raw: bytes) -> Message:
-    try:
-        message: Message = handler.request_deserializer(raw)
-    except DecodeError:
-        raise MalformedRequest("the request is not a valid message of its type") from None
+    message = _decoded(handler, raw)
     validate.check(message)
     return message
 
 
+def _decoded(handler: Handler, raw: bytes) -> Message:
+    try:
+        message: Message = handler.request_deserializer(raw)
+    except DecodeError:
+        raise MalformedRequest("the request is not a valid message of its type") from None
+    return message
+
+
 async def _parsed_stream(handler: Handler, raw: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+    """Messages of a stream. Their servicer checks them part by part: one bad frame is refused, and the rest counts."""
     async for item in raw:
-        yield _parsed(handler, item)
+        yield _decoded(handler, item)
 
 
 def _namespace(message: Message) -> str:

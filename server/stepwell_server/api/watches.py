@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell_server.api import convert
+from stepwell_server.api import convert, validate
 from stepwell_server.api.calls import Call
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.workflows import Instance, InstanceKey
+from stepwell_server.engine.run_calls import not_found
 from stepwell_server.engine.watches import Watcher
 from stepwell_server.engine.workflows import Workflows
 
@@ -55,27 +56,41 @@ class WatchStream:
     async def _read(self, requests: AsyncIterator[pb.WatchInstancesRequest]) -> None:
         try:
             async for request in requests:
+                validate.check(request)
                 for target in request.drop:
                     self._drop(_key(target))
-                for target in request.add:
-                    await self._add(target)
+                await self._add(request.add)
         finally:
             self.is_closed = True
             self.watcher.ready.set()
 
-    async def _add(self, target: pb.WatchTarget) -> None:
-        key = _key(target)
+    async def _add(self, targets: Sequence[pb.WatchTarget]) -> None:
+        """Follow these: all are read at once."""
+        permitted = [target for target in targets if self._may_follow(target)]
+        mark = self.workflows.watches.mark()
+        found = await self.workflows.get_many([_key(target) for target in permitted]) if permitted else {}
+        for target in permitted:
+            key = _key(target)
+            if key not in found:
+                self._refuse(target, not_found(key.instance_id))
+                continue
+            self._drop(key)
+            self.followed[key] = _Followed(target, found[key].id)
+            self.watcher.with_steps |= target.include_steps
+            self.workflows.watches.follow(self.watcher, found[key], target.known_revision, mark)
+
+    def _may_follow(self, target: pb.WatchTarget) -> bool:
         try:
-            self.call.permit(key.namespace)
-            instance = await self.workflows.get(key)
+            self.call.permit(convert.namespace_from_pb(target.namespace))
         except StepwellError as refusal:
-            error = convert.item_error_to_pb(refusal)
-            self.refusals.append(pb.InstanceChange(refusal=pb.WatchRefusal(target=target, error=error)))
-            self.watcher.ready.set()
-            return
-        self._drop(key)
-        self.followed[key] = _Followed(target, instance.id)
-        self.workflows.watches.follow(self.watcher, instance, target.known_revision)
+            self._refuse(target, refusal)
+            return False
+        return True
+
+    def _refuse(self, target: pb.WatchTarget, refusal: StepwellError) -> None:
+        error = convert.item_error_to_pb(refusal)
+        self.refusals.append(pb.InstanceChange(refusal=pb.WatchRefusal(target=target, error=error)))
+        self.watcher.ready.set()
 
     def _drop(self, key: InstanceKey) -> None:
         followed = self.followed.pop(key, None)
@@ -84,8 +99,7 @@ class WatchStream:
 
     async def _next(self) -> AsyncIterator[pb.WatchInstancesResponse]:
         """The next messages: what has changed, split by size, or a keepalive."""
-        known = dict(self.watcher.known)
-        changed: list[Instance] = []
+        changed: list[tuple[Instance, int]] = []
         try:
             async with asyncio.timeout(KEEPALIVE):
                 changed = await self.watcher.take()
@@ -94,8 +108,8 @@ class WatchStream:
         refusals, self.refusals = self.refusals, []
         response = self._response(refusals)
         size = 0
-        for instance in changed:
-            change = await self._change(instance, known.get(instance.id, 0))
+        for instance, known in changed:
+            change = await self._change(instance, known)
             size += change.ByteSize()
             if response.changes and size > MESSAGE_BYTES:
                 yield response
@@ -106,7 +120,9 @@ class WatchStream:
 
     def _response(self, changes: list[pb.InstanceChange]) -> pb.WatchInstancesResponse:
         now = self.workflows.spine.bus.time.now()
-        return pb.WatchInstancesResponse(changes=changes, now=convert.timestamp_to_pb(now))
+        return pb.WatchInstancesResponse(
+            changes=changes, now=convert.timestamp_to_pb(now), draining=self.watcher.is_draining
+        )
 
     async def _change(self, instance: Instance, known: int) -> pb.InstanceChange:
         change = pb.InstanceChange(instance=convert.instance_to_pb(instance))

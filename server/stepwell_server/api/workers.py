@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer
-from stepwell_server.api import convert, frames
+from stepwell_server.api import convert, frames, validate
 from stepwell_server.api.calls import Call, Context, current, request_of
 from stepwell_server.api.frames import NUMBERED, FrameReader
 from stepwell_server.domain.errors import (
@@ -82,7 +82,7 @@ class WorkerServicer(WorkerServiceServicer):
             welcome = await self._welcome(connection.owner.connection, held)
             await stream.serve(welcome, rest, request_iterator, call)
         finally:
-            await asyncio.shield(self._workers.disconnect(connection, goodbye=stream.said_goodbye))
+            await self._workers.disconnect(connection, goodbye=stream.said_goodbye)
 
     async def RegisterHandlers(
         self, request: pb.RegisterHandlersRequest, context: Context
@@ -177,6 +177,7 @@ class _Stream:
     is_closed: bool = False
     _tokens: float = FRAMES_AT_ONCE
     _filled_at: float = 0.0
+    _beat_at: float = 0.0
     _states: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(
@@ -187,6 +188,7 @@ class _Stream:
         call: Call,
     ) -> None:
         """Answer hello, then read and write until one side has enough."""
+        self._beat_at = asyncio.get_running_loop().time()
         await self._write([pb.ServerFrame(welcome=welcome)])
         reading = asyncio.create_task(self._read(rest, requests))
         checking = asyncio.create_task(self._check(call))
@@ -201,12 +203,20 @@ class _Stream:
     # ---- out
 
     async def _take(self) -> list[Message]:
-        """What is ready to go out; a heartbeat if nothing is for a while."""
+        """What is ready to go out, and a heartbeat if the last one is an interval ago."""
+        loop, interval = asyncio.get_running_loop(), self.terms.heartbeat / SECOND
+        ready: list[Message] = []
         try:
-            async with asyncio.timeout(self.terms.heartbeat / SECOND):
-                return await self.connection.take()
+            async with asyncio.timeout_at(self._beat_at + interval):
+                ready = await self.connection.take()
         except TimeoutError:
-            return [Beat(0)]
+            pass
+        if any(isinstance(one, Beat) for one in ready):
+            self._beat_at = loop.time()
+        elif loop.time() >= self._beat_at + interval:
+            self._beat_at = loop.time()
+            ready.append(Beat())
+        return ready
 
     def _to_pb(self, message: Message) -> Iterator[pb.ServerFrame]:
         match message:
@@ -215,19 +225,19 @@ class _Stream:
             case News():
                 yield from frames.news_to_pb(message.held, message.news)
             case Beat():
-                yield pb.ServerFrame(heartbeat=self._beat(message))
+                yield pb.ServerFrame(heartbeat=self._beat())
             case Refused():
                 yield pb.ServerFrame(refused=convert.item_error_to_pb(message.refusal))
             case Draining():
                 deadline = convert.duration_to_pb(round(self.terms.drain_grace * SECOND))
                 yield pb.ServerFrame(drain=pb.Drain(deadline=deadline))
 
-    def _beat(self, beat: Beat) -> pb.ServerHeartbeat:
+    def _beat(self) -> pb.ServerHeartbeat:
         now = self.workers.now()
         return pb.ServerHeartbeat(
             now=convert.timestamp_to_pb(now),
             credit=self.connection.place.credits,
-            heartbeat_number=beat.number,
+            heartbeat_number=self.connection.last_beat,
         )
 
     async def _write(self, ready: list[pb.ServerFrame]) -> None:
@@ -285,6 +295,8 @@ class _Stream:
         beats: list[pb.Heartbeat] = []
         for frame in incoming:
             held, body = Held(frame.task_id, frame.fence), frame.WhichOneof("body")
+            if body not in NUMBERED:
+                validate.check(frame)
             if body in NUMBERED:
                 reports.setdefault(held, []).append(self.reader.read(frame))
             elif body == "task_ack":
@@ -337,6 +349,7 @@ async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, 
         raise HelloTimeout(f"no hello came within {HELLO_LIMIT:.0f} seconds", limit=HELLO_LIMIT) from None
     if first is None or not first.frames or first.frames[0].WhichOneof("body") != "hello":
         raise HelloRequired("a stream begins with hello")
+    validate.check(first.frames[0])
     return first.frames[0].hello, list(first.frames[1:])
 
 

@@ -112,16 +112,28 @@ class Run:
         try:
             wake_at = self._take(frame, session_id)
         except StepwellError as refusal:
-            self.task = replace(before, frame_number=frame.number)
+            self.task = before._replace(frame_number=frame.number)
             return FrameAnswer(frame.number, Verdict.ACCEPTED, before.stop, revision=before.revision, refusal=refusal)
         released = self.ending is not None or self.task.status is not TaskStatus.PROCESSING
         return FrameAnswer(frame.number, Verdict.ACCEPTED, before.stop, released, wake_at, self.task.revision)
 
+    def repeat(self, frame: Frame) -> FrameAnswer:
+        """Answer a frame that was applied before, as it would be answered now."""
+        released = self.ending is not None or self.task.status is not TaskStatus.PROCESSING
+        known = self.steps.get(frame.step_name or "")
+        wake_at = None
+        if known is not None and isinstance(frame.body, StepFailed | Wait):
+            wake_at = known.next_retry_at if known.type is StepType.DO else known.wake_at
+        return FrameAnswer(frame.number, Verdict.REPEATED, self.task.stop, released, wake_at, self.task.revision)
+
     def _take(self, frame: Frame, session_id: str) -> Micros | None:
         open_steps = self._open_after(frame)
         previous, revision = self.task, self.task.revision + 1
-        self.task = replace(
-            self.task.advanced(frame.number, dump_open(open_steps)),
+        self.task = previous._replace(
+            frame_number=frame.number,
+            revision=revision,
+            open_steps=dump_open(open_steps),
+            interruptions=0,
             acked=True,
             locked_until=self.lease_now + self.rules.times.lease,
         )
@@ -149,9 +161,10 @@ class Run:
         """What is executing once the frame is durable. A run that is to pause begins nothing more."""
         if isinstance(frame.body, Suspend | Finish):
             return []
-        still = [one for one in self.open_steps if one.name != frame.step_name]
+        reported = getattr(frame.body, "attempt", 0)
+        still = [one for one in self.open_steps if one.name != frame.step_name or one.attempt > reported]
         begins = [one for one in frame.opens if one.begun or self.task.stop is Stop.NONE]
-        return still + [self._opened(one) for one in begins]
+        return still + [opened for one in begins if (opened := self._opened(one)) is not None]
 
     def _done(self, done: StepDone, before: Task, revision: int) -> None:
         step = self._attempted(done, before, revision)
@@ -184,10 +197,12 @@ class Run:
         """The step whose execution is reported. None: another execution is open by now, or the step is over."""
         known = self.steps.get(report.name)
         if known is None:
+            _check_attempt(report.attempt, report.policy)
             self._count(StepType.DO)
             return self._new_step(report.name, StepType.DO, revision, policy=report.policy)
         if known.type is not StepType.DO:
             raise _mismatch(known, StepType.DO)
+        _check_attempt(report.attempt, known.policy)
         opened = {one.name: one.attempt for one in load_open(before.open_steps)}
         if (
             known.status.final
@@ -221,11 +236,9 @@ class Run:
         if due is None:
             raise InvalidField("nothing of the run waits, so nothing would wake it", field="suspend")
         reason = Reason.RETRY if self._is_retry(due) else Reason.WAKE
-        quiet = replace(self.task, wake_again=False)
-        self.task = replace(
-            quiet.released(self.now, due, reason, PRIORITY[reason]),
-            sticky_session=session_id if suspend.cached else None,
-            cached_revision=self.task.revision,
+        released = self.task._replace(wake_again=False).released(self.now, due, reason, PRIORITY[reason])
+        self.task = released._replace(
+            sticky_session=session_id if suspend.cached else None, cached_revision=released.revision
         )
 
     def _finish(self, finish: Finish) -> None:
@@ -242,7 +255,7 @@ class Run:
     def resolve(self) -> list[Step]:
         """End every wait that is over: sleeps and retries whose time has come, and events that came or did not."""
         resolved = [step for wait in self.waits() if (step := self._resolved(wait)) is not None]
-        self.task = replace(self.task, wake_again=False, revision=self.task.revision + bool(resolved))
+        self.task = self.task._replace(wake_again=False, revision=self.task.revision + bool(resolved))
         for step in resolved:
             self._put(step)
         told, self.asked_again = self.asked_again, []
@@ -252,14 +265,14 @@ class Run:
         over = wait.due_at <= self.now
         match wait.type:
             case StepType.DO:
-                return replace(wait, status=StepStatus.PENDING, next_retry_at=None) if over else None
+                return wait._replace(status=StepStatus.PENDING, next_retry_at=None) if over else None
             case StepType.SLEEP:
-                return replace(wait, status=StepStatus.COMPLETED) if over else None
+                return wait._replace(status=StepStatus.COMPLETED) if over else None
             case StepType.WAIT_FOR_EVENT:
                 event = self._take_event(wait)
                 if event is not None:
-                    return replace(wait, status=StepStatus.COMPLETED, result=event.payload, event_at=event.created_at)
-                return replace(wait, status=StepStatus.ERRORED, failure=_NO_EVENT) if over else None
+                    return wait._replace(status=StepStatus.COMPLETED, result=event.payload, event_at=event.created_at)
+                return wait._replace(status=StepStatus.ERRORED, failure=_NO_EVENT) if over else None
 
     def _take_event(self, wait: Step) -> Event | None:
         """The oldest event that is in time for the wait. It was stored before the deadline, whenever we look."""
@@ -267,7 +280,7 @@ class Run:
             if event.type == wait.event_type and event.created_at <= wait.due_at:
                 del self.events[index]
                 self.delivered.append(replace(event, delivered_at=self.now, consumed_by_step=wait.name))
-                self.task = replace(self.task, pending_events=self.task.pending_events - 1)
+                self.task = self.task._replace(pending_events=self.task.pending_events - 1)
                 return event
         return None
 
@@ -277,9 +290,11 @@ class Run:
         if late:
             names = {one.name for one in late}
             rest = [one for one in self.open_steps if one.name not in names]
-            self.task = replace(self.task, open_steps=dump_open(rest))
+            self.task = self.task._replace(open_steps=dump_open(rest))
             for one in late:
-                self._fail(self._executing(one), one.attempt, _TIMED_OUT)
+                step = self._executing(one)
+                if not step.status.final and one.attempt > step.attempts:
+                    self._fail(step, one.attempt, _TIMED_OUT)
         return [one.name for one in late]
 
     def charge(self) -> None:
@@ -292,13 +307,13 @@ class Run:
                 self._put(step, status=StepStatus.PENDING, attempts=one.attempt, next_retry_at=None)
             else:
                 self._put(step, status=StepStatus.ERRORED, attempts=one.attempt, failure=_EXHAUSTED, next_retry_at=None)
-        self.task = replace(self.task, open_steps="")
+        self.task = self.task._replace(open_steps="")
 
     def _executing(self, one: OpenStep) -> Step:
         known = self.steps.get(one.name)
         if known is not None:
             return known
-        self.task = replace(self.task, revision=self.task.revision + 1, step_count=self.task.step_count + 1)
+        self.task = self.task._replace(revision=self.task.revision + 1, step_count=self.task.step_count + 1)
         return self._new_step(one.name, StepType.DO, self.task.revision, policy=one.policy)
 
     # ---- what others do
@@ -311,8 +326,7 @@ class Run:
             self.charge()
             cached = 0
         claimed = self.task.claimed(owner, fence, self.lease_now, self.rules.times)
-        self.task = replace(
-            claimed,
+        self.task = claimed._replace(
             revision=claimed.revision + 1,
             sticky_session=None,
             cached_revision=cached,
@@ -326,7 +340,7 @@ class Run:
         if self.task.pending_events >= limit:
             raise PendingEventsLimit(f"the instance has {limit} events that nobody took", limit=limit)
         revision = self.task.revision + 1
-        self.task = replace(self.task, revision=revision, pending_events=self.task.pending_events + 1)
+        self.task = self.task._replace(revision=revision, pending_events=self.task.pending_events + 1)
         event = Event(revision, event_type, payload, self.now)
         self.received.append(event)
         self.events.append(event)
@@ -340,6 +354,11 @@ class Run:
     def open_steps(self) -> list[OpenStep]:
         """Executions under way."""
         return load_open(self.task.open_steps)
+
+    def told_again(self) -> list[Step]:
+        """What the worker may not have heard of: whatever changed by itself. Its own results it knows."""
+        own = (StepType.DO, StepStatus.COMPLETED)
+        return [step for step in self.steps.values() if (step.type, step.status) != own and not _is_open_wait(step)]
 
     def waits(self) -> list[Step]:
         """Steps that wait, the oldest first."""
@@ -369,9 +388,15 @@ class Run:
 
     # ---- writing
 
-    def _opened(self, one: Opening) -> OpenStep:
+    def _opened(self, one: Opening) -> OpenStep | None:
+        """An execution that begins. None: the step is over, and nothing it does will count."""
         known = self.steps.get(one.name)
+        if known is not None and known.type is not StepType.DO:
+            raise _mismatch(known, StepType.DO)
         policy = one.policy if known is None or known.policy is None else known.policy
+        _check_attempt(one.attempt, policy)
+        if known is not None and (known.status.final or one.attempt <= known.attempts):
+            return None
         return OpenStep(one.name, one.attempt, self.now + policy.timeout + self.rules.timeout_margin, policy)
 
     def _count(self, step_type: StepType) -> None:
@@ -380,7 +405,7 @@ class Run:
         limit = self.rules.steps_per_run(self.task.handler.namespace)
         if self.task.step_count >= limit:
             raise MaxStepsExceeded(f"a run has at most {limit} steps", limit=limit)
-        self.task = replace(self.task, step_count=self.task.step_count + 1)
+        self.task = self.task._replace(step_count=self.task.step_count + 1)
 
     def _new_step(
         self,
@@ -407,7 +432,7 @@ class Run:
 
     def _put(self, step: Step, **changes: object) -> None:
         """Change a step as of the run's present revision."""
-        stored = replace(step, revision=self.task.revision, updated_at=self.now, **changes)  # type: ignore[arg-type]
+        stored = step._replace(revision=self.task.revision, updated_at=self.now, **changes)  # type: ignore[arg-type]
         self.steps[step.name] = self.changed[step.name] = stored
 
 
@@ -429,6 +454,16 @@ def load_open(text: str) -> list[OpenStep]:
         OpenStep(name, attempt, ends_at, StepPolicy(RetryPolicy(most, delay, Backoff(backoff), max_delay), timeout))
         for name, attempt, ends_at, timeout, most, delay, backoff, max_delay in json.loads(text)
     ]
+
+
+def _is_open_wait(step: Step) -> bool:
+    return step.type is not StepType.DO and step.status is StepStatus.WAITING
+
+
+def _check_attempt(attempt: int, policy: StepPolicy | None) -> None:
+    if policy is not None and policy.retry.max_attempts is not None and attempt > policy.retry.max_attempts:
+        most = policy.retry.max_attempts
+        raise InvalidField(f"the step has at most {most} executions", field="attempt", limit=most)
 
 
 def _mismatch(known: Step, wanted: StepType) -> StepTypeMismatch:

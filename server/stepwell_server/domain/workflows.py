@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from typing import NamedTuple
 
 from stepwell_server.domain.errors import InstanceTerminal, InvalidEventType, InvalidField, InvalidInstanceId
 from stepwell_server.domain.names import is_name
@@ -29,7 +30,9 @@ ID_LENGTH = 100
 LABELS = 32
 LABEL_LENGTH = 100
 LABELS_ASKED = 4
+FAILURE_NAME = 256
 FAILURE_TEXT = 4096
+FAILURE_DETAILS = 16384
 
 PRIORITY = {Reason.WAKE: 1, Reason.RETRY: 2, Reason.RESUME: 3, Reason.TAKEOVER: 3, Reason.RUN: 5}
 """What has begun comes before what is new."""
@@ -93,9 +96,9 @@ class Failure:
         """The same, short enough to be stored."""
         return replace(
             self,
-            name=self.name[:100] or "UNKNOWN_ERROR",
+            name=self.name[:FAILURE_NAME] or "UNKNOWN_ERROR",
             message=self.message[:FAILURE_TEXT],
-            details=self.details[:FAILURE_TEXT],
+            details=self.details[:FAILURE_DETAILS],
         )
 
 
@@ -151,8 +154,7 @@ class NewInstance:
                 raise InvalidField(f"labels have at most {LABEL_LENGTH} characters, keys at least one", field="labels")
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(NamedTuple):
     """A step of one run, as it is stored."""
 
     name: str

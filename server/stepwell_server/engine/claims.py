@@ -94,7 +94,7 @@ def _hand_out(tx: Tx, assigned: Sequence[tuple[Task, Owner]], rules: RunRules, a
     for (task, owner), fence in zip(assigned, fences, strict=True):
         run = book.open(task)
         resolved = run.claim(owner, fence)
-        known, run.task = run.task.cached_revision, replace(run.task, cached_revision=0)
+        known, run.task = run.task.cached_revision, run.task._replace(cached_revision=0)
         handed.append(Handed(run.task, None, tuple(resolved), known, _is_fresh(task)))
     store.save(tx, [one.task for one in handed])
     book.write_steps(tx)

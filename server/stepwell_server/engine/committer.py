@@ -17,7 +17,14 @@ from typing import Any
 
 import structlog
 
-from stepwell_server.domain.errors import Conflict, DatabaseUnavailable, Internal, ServerBusy, StepwellError
+from stepwell_server.domain.errors import (
+    Conflict,
+    DatabaseUnavailable,
+    Internal,
+    ServerBusy,
+    ShuttingDown,
+    StepwellError,
+)
 from stepwell_server.domain.runs import RunRules
 from stepwell_server.engine.groups import Committed, GroupResult, HotCall, Undecided, run_group
 from stepwell_server.storage.database import Database, TxOptions
@@ -91,6 +98,8 @@ class Committer:
         finally:
             for lane in self._slow.values():
                 lane.cancel()
+            self._fail(list(self._inbox), ShuttingDown("the server is going away; repeat the call", retry_after=1.0))
+            self._inbox.clear()
 
     def _next_group(self) -> list[_Waiting]:
         """The oldest calls, up to the limits of a group; those about an entity on the slow lane stay behind."""

@@ -47,9 +47,7 @@ class News:
 
 @dataclass(frozen=True, slots=True)
 class Beat:
-    """The renewals of this heartbeat are durable."""
-
-    number: int
+    """A heartbeat of the server: it says which of the worker's is durable."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +78,8 @@ class Connection:
     end: StepwellError | None = None
     """Why the stream must end."""
     is_draining: bool = False
+    last_beat: int = 0
+    """Newest heartbeat whose renewals are durable."""
     _lanes: dict[int, deque[ReportFrames]] = field(default_factory=dict)
     _retries: set[asyncio.Task[None]] = field(default_factory=set)
 
@@ -130,7 +130,7 @@ class Connection:
         if tasks <= 0:
             self.send(Refused(InvalidField("credit must be at least 1", field="tasks")))
             return
-        room = MOST_CREDIT - self.place.credits
+        room = MOST_CREDIT - self.place.credits - self.place.lent
         if not self.is_draining:
             self.dispatcher.grant(self.place, min(tasks, room))
 
@@ -142,7 +142,7 @@ class Connection:
         """Renew these leases, and say when that is durable."""
         waiting = {*held}
         if not waiting:
-            self.send(Beat(number))
+            self._confirm(number)
         for one in waiting:
             await self._enqueue(self._renewal(one), partial(self._beat, number, one, waiting))
 
@@ -151,7 +151,11 @@ class Connection:
         if self._renewed(held, done):
             waiting.discard(held)
             if not waiting:
-                self.send(Beat(number))
+                self._confirm(number)
+
+    def _confirm(self, number: int) -> None:
+        self.last_beat = max(self.last_beat, number)
+        self.send(Beat())
 
     def _renewal(self, held: Held) -> Renew:
         return Renew(held=held, owner=self.owner, times=self.committer.rules.times)

@@ -66,6 +66,8 @@ class Place:
     deliver: Callable[[Sequence[Delivery]], None]
     tell: Callable[[Held, RunNews], None]
     credits: int = 0
+    lent: int = 0
+    """Credits that a claim has on the table."""
     held: dict[int, Held] = field(default_factory=dict)
     timers: dict[int, Micros] = field(default_factory=dict)
 
@@ -127,17 +129,17 @@ class Dispatcher:
             place.timers[held.task_id] = at
             self._look_again.set()
 
-    def look(self, task_ids: Iterable[int]) -> None:
+    def look(self, task_ids: Iterable[int], *, tell_all: bool = False) -> None:
         """Something came for these tasks, or they were taken away: tell those of our workers that hold them."""
         for task_id in task_ids:
             place = self._holders.get(task_id)
             if place is not None:
-                self._ask(place, place.held[task_id])
+                self._ask(place, place.held[task_id], tell_all=tell_all)
 
-    def _ask(self, place: Place, held: Held) -> None:
+    def _ask(self, place: Place, held: Held, *, tell_all: bool = False) -> None:
         place.timers.pop(held.task_id, None)
         try:
-            news = self._committer.enqueue(ReportFrames(held, place.owner.session_id))
+            news = self._committer.enqueue(ReportFrames(held, place.owner.session_id, tell_all=tell_all))
         except StepwellError as error:
             log.warning("timer_late", reason=error.reason)
             place.timers[held.task_id] = self._bus.time.now() + SECOND
@@ -242,6 +244,7 @@ class Dispatcher:
             return 0
         for seat in seats:
             self._places[seat.owner].credits -= seat.credits
+            self._places[seat.owner].lent += seat.credits
         claimed = Claimed()
         try:
             patience = 0 if self._bus.time.virtual else STICKY
@@ -252,6 +255,7 @@ class Dispatcher:
         for seat in seats:
             place = self._places.get(seat.owner)
             if place is not None:
+                place.lent -= seat.credits
                 place.credits += seat.credits - used[seat.owner]
         await self._deliver(claimed.handed)
         return len(claimed.handed)

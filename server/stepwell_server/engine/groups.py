@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepwell_server.domain.errors import StepwellError
@@ -11,7 +11,7 @@ from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import Handler, NewTask, Stop, Task, TaskKind, TaskStatus
 from stepwell_server.domain.times import Micros
 from stepwell_server.engine.claims import Claimed, Seat, claim
-from stepwell_server.engine.runs import Reads, RunBook
+from stepwell_server.engine.runs import Reads, RunBook, changed_statuses
 from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Tx
@@ -136,7 +136,9 @@ class Committed:
     wakes: tuple[HandlerWake, ...] = ()
     """What claims learnt about handlers that had nothing more to give."""
     runs: frozenset[int] = frozenset()
-    """Instances that changed."""
+    """Instances that changed, or whose steps or events did."""
+    statuses: frozenset[int] = frozenset()
+    """Those of them that stand somewhere else now."""
     told: frozenset[int] = frozenset()
     """Tasks whose holders must look: something came, or they are to stop, or no longer hold it."""
 
@@ -230,7 +232,10 @@ def _committed(group: Group) -> Committed:
     written = [*group.changed.values(), *group.inserted.values()]
     told = {task.id for task in group.changed.values() if _must_look(task)}
     wakes = tuple(wake for late in group.claims for wake in late.claimed.wakes)
-    return committed_by(written, [*gone, *claimed], group.at, told, wakes)
+    committed = committed_by(written, [*gone, *claimed], group.at, told, wakes)
+    moved = changed_statuses(group.locked, group.changed.values())
+    unmoved = group.changed.keys() - moved.keys()
+    return replace(committed, statuses=committed.runs - unmoved)
 
 
 def committed_by(
@@ -242,12 +247,14 @@ def committed_by(
 ) -> Committed:
     """What a transaction changed that wrote these tasks, and removed or claimed the others."""
     everything = [*written, *others]
+    runs = frozenset(task.id for task in everything if task.handler.kind is TaskKind.WORKFLOW)
     return Committed(
         frozenset(task.handler for task in everything),
         at,
         _earliest_due(written),
         wakes,
-        frozenset(task.id for task in everything if task.handler.kind is TaskKind.WORKFLOW),
+        runs,
+        runs,
         frozenset(told),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from stepwell_server.domain.errors import (
     IdempotencyKeyReused,
@@ -176,7 +176,9 @@ class ReportFrames(HotCall):
     held: Held
     session_id: str
     frames: tuple[Frame, ...] = ()
-    size_hint: int = field(default=200)
+    size_hint: int = 200
+    tell_all: bool = False
+    """Say again what the worker may not have heard of: an earlier stream or reply may have been lost with it."""
 
     @property
     def entity(self) -> Hashable:
@@ -201,6 +203,8 @@ class ReportFrames(HotCall):
             return
         run = ref(task)
         reads.runs.add(run)
+        if self._tells_all(task):
+            reads.whole.add(run)
         for frame in self.frames:
             if frame.step_name is not None:
                 reads.names.add((run, frame.step_name))
@@ -223,18 +227,20 @@ class ReportFrames(HotCall):
             answers.append(answer)
         if not self.frames and not self._is_mine(run.task):
             return RunNews(stale=LeaseLost("the task is no longer held", task_id=task.id))
-        news = self._news(run, tuple(answers))
+        news = self._news(run, tuple(answers), again=self._tells_all(task))
         if run.ending is not None:
             group.remove(run.task)
         elif run.task != task:
             group.put(run.task)
         return news
 
+    def _tells_all(self, task: Task) -> bool:
+        return self.tell_all or any(frame.number <= task.frame_number for frame in self.frames)
+
     def _answer(self, run: Run, frame: Frame) -> FrameAnswer | None:
         """None: the lease is lost."""
         if frame.number <= run.task.frame_number:
-            released = run.ending is not None or run.task.status is not TaskStatus.PROCESSING
-            return FrameAnswer(frame.number, Verdict.REPEATED, run.task.stop, released, revision=run.task.revision)
+            return run.repeat(frame)
         if run.task.status is TaskStatus.PARKED:  # parked by a frame before this one: the run pauses here
             return FrameAnswer(frame.number, Verdict.ACCEPTED, Stop.PAUSE, True, revision=run.task.revision)
         if run.ending is not None or not self._is_mine(run.task):
@@ -249,12 +255,12 @@ class ReportFrames(HotCall):
         mine = task.owner is not None and task.owner.session_id == self.session_id
         return mine and judge(task, self.held) is Verdict.ACCEPTED
 
-    def _news(self, run: Run, answers: tuple[FrameAnswer, ...]) -> RunNews:
+    def _news(self, run: Run, answers: tuple[FrameAnswer, ...], *, again: bool) -> RunNews:
         if run.ending is not None or run.task.status is not TaskStatus.PROCESSING:
             return RunNews(answers, revision=run.task.revision)
         expired = run.expire()
         resolved = run.resolve() if run.overdue() or run.task.wake_again else []
-        told = [*(run.steps[name] for name in expired), *resolved]
+        told = run.told_again() if again else [*(run.steps[name] for name in expired), *resolved]
         return RunNews(answers, tuple(told), tuple(expired), run.task.revision, run.next_timer())
 
     def _lost(self, group: Group) -> RunNews:

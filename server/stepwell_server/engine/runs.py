@@ -38,6 +38,8 @@ class Reads:
     names: set[tuple[RunRef, str]] = field(default_factory=set)
     runs: set[RunRef] = field(default_factory=set)
     """Runs whose waits are looked at, and the events that they wait for."""
+    whole: set[RunRef] = field(default_factory=set)
+    """Runs of which every step is looked at."""
     waits_to_come: Counter[tuple[RunRef, str]] = field(default_factory=Counter)
     """Types of events that a call of the group will wait for."""
     fates: set[int] = field(default_factory=set)
@@ -85,6 +87,9 @@ class RunBook:
         if reads.names or reads.runs:
             for task_id, step in store.steps_of(tx, reads.names, reads.runs):
                 self._steps[task_id].append(step)
+        if reads.whole:
+            for run, steps in store.all_steps(tx, list(reads.whole)).items():
+                self._steps[run.task_id] = steps
         wanted = self._wanted_events(reads, tasks)
         if wanted:
             for task_id, event in store.pending_events(tx, wanted):
@@ -114,6 +119,7 @@ class RunBook:
             steps = {step.name: step for step in self._steps[task.id]}
             run = Run(task, self.at.now, self.at.lease_now, self.rules, steps, list(self._events[task.id]))
             self.runs[task.id] = run
+        run.task = task  # others may have changed it since
         return run
 
     # ---- change

@@ -7,7 +7,7 @@ question to the database covers everybody who was noted meanwhile. Subscribers c
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
@@ -29,9 +29,14 @@ class DatabaseTime:
         self._seen = 0.0
 
     def observe(self, at: Stamp) -> None:
-        """Take over what the database just said."""
-        if at.lease_now >= self._at.lease_now:
-            self._at, self._seen = at, asyncio.get_running_loop().time()
+        """Take over what the database just said. A virtual clock never goes back, whatever an older answer says."""
+        newest = at.lease_now >= self._at.lease_now
+        if newest:
+            self._seen = asyncio.get_running_loop().time()
+        if self.virtual:
+            self._at = Stamp(max(at.now, self._at.now), max(at.lease_now, self._at.lease_now))
+        elif newest:
+            self._at = at
 
     def now(self) -> Micros:
         """About what db_now() would say: a virtual clock stands between answers, a real one goes on."""
@@ -86,24 +91,26 @@ class WakeBus:
 
     def refresh(self, asked: Sequence[Handler] | None, found: Iterable[HandlerWake], at: Stamp) -> None:
         """Take over what the database said about these handlers, and wake subscribers if it is news."""
-        self.time.observe(at)
+        moved = self._observe(at)
         before = dict(self._wakes)
         if asked is None:
             self._wakes.clear()
         for one in found:
             newer = before.get(one.handler) if one.handler in self._noted else None
             self._wakes[one.handler] = one if newer is None else _sooner(one, newer.due_at)
-        self._tell_if_changed(before)
+        if moved or self._wakes != before:
+            self._tell()
 
     def learn(self, committed: Committed) -> None:
         """Take over what one of our own commits says: sooner times at once, all else when the database is asked."""
-        self.time.observe(committed.at)
+        moved = self._observe(committed.at)
         before = dict(self._wakes)
         for handler, due_at in committed.due.items():
             known = self._wakes.get(handler, HandlerWake(handler, None, None))
             self._wakes[handler] = _sooner(known, due_at)
         self._wakes.update({wake.handler: wake for wake in committed.wakes})
-        self._tell_if_changed(before)
+        if moved or self._wakes != before:
+            self._tell()
         self.note(committed.touched)
 
     def clock_moved(self, at: Stamp) -> None:
@@ -111,9 +118,11 @@ class WakeBus:
         self.time.observe(at)
         self._tell()
 
-    def _tell_if_changed(self, before: Mapping[Handler, HandlerWake]) -> None:
-        if self._wakes != before:
-            self._tell()
+    def _observe(self, at: Stamp) -> bool:
+        """Whether a virtual clock was moved, here or by another replica."""
+        before = self.time.now() if self.time.virtual else 0
+        self.time.observe(at)
+        return self.time.virtual and self.time.now() > before
 
     def _tell(self) -> None:
         self.number += 1

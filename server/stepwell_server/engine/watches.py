@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import partial
@@ -15,24 +16,31 @@ from stepwell_server.storage.database import READ, Database
 
 PAUSE = 0.5
 """Seconds before the database is asked again after it did not answer."""
+REMEMBERED = 20_000
+"""Changes that are remembered, for those who begin to follow an instance that they have just read."""
 
 
 @dataclass(slots=True, eq=False)
 class Watcher:
     """Somebody who follows instances. It gets the newest state of each that changed, and none in between."""
 
+    with_steps: bool = False
+    """It also wants to know when only steps or events changed."""
     known: dict[int, int] = field(default_factory=dict)
     """Newest revision it has seen, by instance."""
     changed: dict[int, Instance] = field(default_factory=dict)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
+    is_draining: bool = False
+    """The replica goes away."""
 
-    async def take(self) -> list[Instance]:
-        """The instances that changed, once one has."""
+    async def take(self) -> list[tuple[Instance, int]]:
+        """The instances that changed, once one has, each with the revision that was known before."""
         await self.ready.wait()
         self.ready.clear()
         taken, self.changed = self.changed, {}
-        self.known.update({one.id: one.revision for one in taken.values() if one.id in self.known})
-        return list(taken.values())
+        changes = [(one, self.known[one.id]) for one in taken.values()]
+        self.known.update({one.id: one.revision for one in taken.values()})
+        return changes
 
 
 class Watches:
@@ -44,14 +52,28 @@ class Watches:
         self._handlers: dict[int, Handler] = {}
         self._dirty: set[int] = set()
         self._any_dirty = asyncio.Event()
+        self._number = 0
+        self._recent: OrderedDict[int | Handler | None, int] = OrderedDict()
 
-    def follow(self, watcher: Watcher, instance: Instance, known_revision: int) -> None:
+    def mark(self) -> int:
+        """To be taken before an instance is read that shall be followed: what changes from now on is not missed."""
+        return self._number
+
+    def follow(self, watcher: Watcher, instance: Instance, known_revision: int, mark: int) -> None:
         """Tell the watcher of this instance from now on, at once if it is newer than what it knows."""
         self._watchers.setdefault(instance.id, set()).add(watcher)
         self._handlers[instance.id] = instance.key.handler
         watcher.known[instance.id] = known_revision
         self._offer(watcher, instance)
-        self.note([instance.id])  # it may have changed since it was read
+        changes = (instance.id, instance.key.handler, None)
+        if any(self._recent.get(change, -1) > mark for change in changes) or self._number > mark + REMEMBERED:
+            self._ask([instance.id])
+
+    def drain(self) -> None:
+        """Tell everybody that the replica goes away."""
+        for watcher in {one for watchers in self._watchers.values() for one in watchers}:
+            watcher.is_draining = True
+            watcher.ready.set()
 
     def drop(self, watcher: Watcher, instance_ids: Iterable[int]) -> None:
         """Tell the watcher of these no longer."""
@@ -64,16 +86,23 @@ class Watches:
                 if not others:
                     del self._watchers[one], self._handlers[one]
 
-    def note(self, instance_ids: Iterable[int]) -> None:
-        """These instances have changed."""
-        self._dirty.update(one for one in instance_ids if one in self._watchers)
+    def note(self, statuses: Iterable[int], runs: Iterable[int] = ()) -> None:
+        """The first have another status; of the others, steps or events may have changed."""
+        for one in statuses:
+            self._remember(one)
+            if one in self._watchers:
+                self._dirty.add(one)
+        self._dirty.update(one for one in runs if any(each.with_steps for each in self._watchers.get(one, ())))
         if self._dirty:
             self._any_dirty.set()
 
     def note_handlers(self, handlers: Iterable[Handler] | None) -> None:
         """Instances of these handlers may have changed elsewhere; None: any may have."""
         wanted = None if handlers is None else set(handlers)
-        self.note([one for one, handler in self._handlers.items() if wanted is None or handler in wanted])
+        changes: set[Handler | None] = {None} if wanted is None else {*wanted}
+        for change in changes:
+            self._remember(change)
+        self._ask([one for one, handler in self._handlers.items() if wanted is None or handler in wanted])
 
     async def run(self) -> None:
         """Read what has changed and tell whoever follows it, until cancelled."""
@@ -84,13 +113,24 @@ class Watches:
             try:
                 found = await self._db.run_tx(partial(workflows.get_many, ids=asked), READ)
             except StepwellError:
-                self._dirty |= asked
-                self._any_dirty.set()
+                self._ask(asked)
                 await asyncio.sleep(PAUSE)
                 continue
             for one in found.values():
                 for watcher in self._watchers.get(one.id, ()):
                     self._offer(watcher, one)
+
+    def _ask(self, instance_ids: Iterable[int]) -> None:
+        self._dirty.update(instance_ids)
+        if self._dirty:
+            self._any_dirty.set()
+
+    def _remember(self, change: int | Handler | None) -> None:
+        self._number += 1
+        self._recent[change] = self._number
+        self._recent.move_to_end(change)
+        if len(self._recent) > REMEMBERED:
+            self._recent.popitem(last=False)
 
     def _offer(self, watcher: Watcher, instance: Instance) -> None:
         if instance.revision > watcher.known.get(instance.id, 0):

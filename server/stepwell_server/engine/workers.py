@@ -7,6 +7,8 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import structlog
+
 from stepwell_server.domain.errors import (
     DuplicateHandler,
     InvalidField,
@@ -17,6 +19,7 @@ from stepwell_server.domain.errors import (
     ProtocolUnsupported,
     SessionHasStream,
     SessionNotRegistered,
+    StepwellError,
     Superseded,
 )
 from stepwell_server.domain.frames import Frame, RunNews
@@ -50,6 +53,8 @@ MOST_HANDLERS = 1000
 LABEL_LENGTH = 128
 DESCRIPTION_LENGTH = 1024
 SHOWN_TASKS = 100
+
+log = structlog.get_logger()
 
 _SESSION_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
 
@@ -103,6 +108,7 @@ class Workers:
         self._tokens = tokens
         self._replica_id = replica_id
         self._connections: dict[str, Connection] = {}
+        self._leaving: set[asyncio.Task[None]] = set()
 
     # ---- streams
 
@@ -117,7 +123,7 @@ class Workers:
         still_held = [Held(task.id, task.fence) for task in kept]
         for held in still_held:
             self._spine.dispatcher.hold(connection.place, held)
-        self._spine.dispatcher.look([held.task_id for held in still_held])
+        self._spine.dispatcher.look([held.task_id for held in still_held], tell_all=True)
         return connection, still_held
 
     def _open(self, owner: Owner, hosted: frozenset[Handler]) -> Connection:
@@ -135,8 +141,22 @@ class Workers:
         """The stream has ended: said goodbye, or broken."""
         if self._connections.get(connection.owner.session_id) is connection:
             del self._connections[connection.owner.session_id]
-        await (connection.leave() if goodbye else connection.lose())
-        await self._spine.db.run_tx(lambda tx: sessions.disconnect(tx, connection.owner))
+        leaving = asyncio.create_task(self._part(connection, goodbye=goodbye))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        await asyncio.shield(leaving)
+
+    async def _part(self, connection: Connection, *, goodbye: bool) -> None:
+        try:
+            await (connection.leave() if goodbye else connection.lose())
+            await self._spine.db.run_tx(lambda tx: sessions.disconnect(tx, connection.owner))
+        except StepwellError as error:
+            log.warning("session_left_to_lapse", reason=error.reason)
+
+    async def all_left(self, longest: float) -> None:
+        """Wait until no stream is being taken leave of, or so many seconds."""
+        if self._leaving:
+            await asyncio.wait(self._leaving, timeout=longest)
 
     def drain(self) -> None:
         """Tell every worker that the replica goes away."""

@@ -97,8 +97,9 @@ class Workflows:
         """Store a new instance. With a wait: answer when its run has ended, or that time has passed."""
         if wait > LONGEST_WAIT:
             raise DurationOutOfRange("wait must be at most 60 seconds", field="wait")
+        mark = self.watches.mark()
         instance = await self._create(new, item)
-        return await self._wait(instance, wait) if wait else instance
+        return await self._wait(instance, wait, mark) if wait else instance
 
     async def create_many(
         self, items: Sequence[tuple[NewInstance, Item]], *, skip_existing: bool
@@ -218,6 +219,11 @@ class Workflows:
             raise not_found(key.instance_id)
         return found
 
+    async def get_many(self, keys: Sequence[InstanceKey]) -> dict[InstanceKey, Instance]:
+        """Those of these instances that exist."""
+        found = await self.spine.db.run_tx(lambda tx: store.get_keys(tx, keys), READ)
+        return {one.key: one for one in found}
+
     async def list_workflows(self, namespace: str, page: PageRequest) -> Page[WorkflowView]:
         """One page of the workflows that workers have registered, by name."""
         limit = page.limit(self.spine.registry.limits.page_size)
@@ -271,15 +277,17 @@ class Workflows:
         """The instance when it has ended, or as it is when the time has passed."""
         if longest > LONGEST_WAIT:
             raise DurationOutOfRange("timeout must be at most 60 seconds", field="timeout")
-        return await self._wait(await self.get(key), longest)
+        mark = self.watches.mark()
+        return await self._wait(await self.get(key), longest, mark)
 
-    async def _wait(self, instance: Instance, longest: Micros) -> Instance:
+    async def _wait(self, instance: Instance, longest: Micros, mark: int) -> Instance:
         watcher = Watcher()
-        self.watches.follow(watcher, instance, 0)
+        self.watches.follow(watcher, instance, 0, mark)
         try:
             async with asyncio.timeout(longest / SECOND):
                 while not instance.status.ended:
-                    (instance,) = await watcher.take()
+                    changes = await watcher.take()
+                    instance = changes[-1][0] if changes else instance
         except TimeoutError:
             pass
         finally:
@@ -400,7 +408,7 @@ def _read(tx: Tx, key: InstanceKey) -> Instance:
 
 def _bumped(before: Task, after: Task) -> Task:
     """The task as of its next revision, if it changed."""
-    return after if after == before else replace(after, revision=before.revision + 1)
+    return after if after == before else after._replace(revision=before.revision + 1)
 
 
 def _kept(tx: Tx, run: RunRef, from_step: str) -> list[Step]:
@@ -427,8 +435,7 @@ def _requeue(tx: Tx, instance: Instance, task: Task | None, fence: int, kept: Se
             revision=instance.revision + 1,
         )
         (task,) = task_store.insert(tx, [new], at).values()
-    fresh = replace(
-        task.seized(fence),
+    fresh = task.seized(fence)._replace(
         run_number=instance.run_number + 1,
         reason=Reason.RUN,
         priority=PRIORITY[Reason.RUN],

@@ -6,6 +6,7 @@ from sqlalchemy import and_, select, update
 
 from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.domain.tasks import Task, TaskStatus
+from stepwell_server.domain.times import Micros
 from stepwell_server.storage.clock import lease_now
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.handlers import in_status
@@ -19,12 +20,14 @@ def any_held(tx: Tx) -> bool:
     return tx.execute(held).first() is not None
 
 
-def tick(tx: Tx, times: LeaseTimes) -> bool:
+def tick(tx: Tx, times: LeaseTimes, rested_at: Micros = 0) -> bool:
     """Note that leases can be renewed now. After a gap in which nobody could, give every lease its length again.
 
-    True: there was such a gap.
+    True: there was such a gap. When nothing was held at `rested_at`, all leases are from later, and so were ticks not
+    missing.
     """
-    last = tx.execute(select(lease_clock.c.last_tick).with_for_update()).scalar_one()
+    ticked = tx.execute(select(lease_clock.c.last_tick).with_for_update()).scalar_one()
+    last = max(ticked, rested_at)
     now = tx.execute(select(lease_now())).scalar_one()
     gap = bool(now - last > times.trusted_gap)
     if gap:

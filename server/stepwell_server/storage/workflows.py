@@ -384,14 +384,13 @@ def _end_row(one: End) -> dict[str, Any]:
 def from_row(row: Row[Any]) -> Instance:
     """An instance from a row of `with_task`."""
     status = InstanceStatus(row.status)
-    columns = row._mapping
     return Instance(
         id=row.id,
         key=InstanceKey(row.namespace, row.workflow, row.instance_id),
         run_number=row.run_number,
         status=status,
-        params=from_text(columns.get("params")),
-        output=from_text(columns.get("output")),
+        params=from_text(getattr(row, "params", None)),
+        output=from_text(getattr(row, "output", None)),
         failure=failure_from(row.error_name, row.error_message, row.error_details),
         labels=json.loads(row.labels),
         created_at=row.created_at,

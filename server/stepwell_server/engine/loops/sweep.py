@@ -11,7 +11,7 @@ import structlog
 
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.tasks import Task, TaskKind
-from stepwell_server.domain.times import SECOND
+from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import status_of
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.spine import Spine
@@ -39,6 +39,7 @@ class Swept:
     wakes: list[HandlerWake]
     lapsed: list[Task]
     gap: bool
+    held: bool
     at: Stamp
 
 
@@ -49,6 +50,8 @@ class Sweep:
     spine: Spine
     hints: Hints
     report: Callable[[bool], Awaitable[None]]
+    _rested_at: Micros = 0
+    """When nobody held anything, as far as this replica saw, by lease_now()."""
 
     async def run(self) -> None:
         """Sweep again and again, with jitter, until cancelled."""
@@ -73,6 +76,8 @@ class Sweep:
             log.warning("leases_extended", why="nobody could renew them for a while")
         if swept.lapsed:
             log.warning("leases_lapsed", tasks=len(swept.lapsed))
+        if not swept.held:
+            self._rested_at = swept.at.lease_now
         self.spine.bus.refresh(None, swept.wakes, swept.at)
         if swept.lapsed:
             self.spine.announce(committed_by(swept.lapsed, [], swept.at, [task.id for task in swept.lapsed]))
@@ -81,18 +86,21 @@ class Sweep:
     def _sweep(self, tx: Tx) -> Swept:
         """A system at rest writes nothing: the lease clock only ticks while somebody holds something."""
         gap, lapsed = False, []
-        if leases.any_held(tx):
-            gap = leases.tick(tx, self.spine.committer.rules.times)
+        held = leases.any_held(tx)
+        if held:
+            gap = leases.tick(tx, self.spine.committer.rules.times, self._rested_at)
             lapsed = leases.sweep(tx, self.spine.committer.rules.times)
             statuses = {task.id: status_of(task) for task in lapsed if task.handler.kind is TaskKind.WORKFLOW}
             if statuses:
                 workflows.copy_status(tx, statuses, tasks.stamp(tx).now)
         self.hints.ping(tx)
-        return Swept(handlers.next_wakes(tx), lapsed, gap, tasks.stamp(tx))
+        return Swept(handlers.next_wakes(tx), lapsed, gap, held, tasks.stamp(tx))
 
     def _interval(self) -> float:
         if not self.spine.db.reachable:
             return WHILE_AWAY
         due_at = self.spine.bus.next_wake(lambda handler: True).due_at
         soon = due_at is not None and due_at <= self.spine.bus.time.now() + SECOND
-        return WITHOUT_HINTS if soon and not self.hints.working else INTERVAL
+        if soon and not self.hints.working:
+            return WITHOUT_HINTS
+        return min(INTERVAL, self.spine.committer.rules.times.trusted_gap / SECOND / 2)
