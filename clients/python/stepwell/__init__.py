@@ -1,11 +1,88 @@
 """Stepwell: durable workflows, hooks and jobs over one small server.
 
-This release holds the generated stubs (`stepwell.v1`), the channel that they are used with, and the `stepwell` command.
+Write a workflow (`WorkflowEntrypoint`, `@workflow`), host it (`Worker`), start it and wait for it (`Client`). The
+generated stubs are in `stepwell.v1`.
 """
 
 from stepwell.channel import open_channel
-from stepwell.errors import CallFailed, failure_of
+from stepwell.client import Client
+from stepwell.errors import (
+    CallFailed,
+    DuplicateStepKey,
+    InvalidStepName,
+    MaxStepsExceeded,
+    NonRetryableError,
+    PayloadInvalid,
+    StepFailed,
+    StepMaxAttemptsExceeded,
+    StepMisused,
+    StepResultInvalid,
+    StepTimeoutError,
+    StepTypeMismatch,
+    WaitForEventTimeoutError,
+    WorkflowEnded,
+    WorkflowFailed,
+    WorkflowTerminated,
+    failure_of,
+)
+from stepwell.instances import Instance, NewInstance, Workflow
+from stepwell.retry import Retry
+from stepwell.statuses import (
+    ErrorInfo,
+    EventEntry,
+    HistoryEntry,
+    InstanceChange,
+    InstanceStatus,
+    Status,
+    StepEntry,
+    StepStatus,
+    StepType,
+)
+from stepwell.steps import ReceivedEvent, WorkflowStep
+from stepwell.worker import Worker
+from stepwell.workflows import App, WorkflowDefinition, WorkflowEntrypoint, WorkflowEvent, workflow
 
 __version__ = "0.1.0"
 
-__all__ = ["CallFailed", "failure_of", "open_channel"]
+__all__ = [
+    "App",
+    "CallFailed",
+    "Client",
+    "DuplicateStepKey",
+    "ErrorInfo",
+    "EventEntry",
+    "HistoryEntry",
+    "Instance",
+    "InstanceChange",
+    "InstanceStatus",
+    "InvalidStepName",
+    "MaxStepsExceeded",
+    "NewInstance",
+    "NonRetryableError",
+    "PayloadInvalid",
+    "ReceivedEvent",
+    "Retry",
+    "Status",
+    "StepEntry",
+    "StepFailed",
+    "StepMaxAttemptsExceeded",
+    "StepMisused",
+    "StepResultInvalid",
+    "StepStatus",
+    "StepTimeoutError",
+    "StepType",
+    "StepTypeMismatch",
+    "WaitForEventTimeoutError",
+    "Worker",
+    "Workflow",
+    "WorkflowDefinition",
+    "WorkflowEnded",
+    "WorkflowEntrypoint",
+    "WorkflowEvent",
+    "WorkflowFailed",
+    "WorkflowStep",
+    "WorkflowTerminated",
+    "failure_of",
+    "open_channel",
+    "workflow",
+]

@@ -1,15 +1,44 @@
-"""What a failed call says: the code to act on, the reason to match on, the metadata with the values."""
+"""Everything that Stepwell raises.
+
+    Exception
+    ├── CallFailed                    a call that the server refused, or that did not reach it
+    ├── NonRetryableError             for you to raise in a step: trying again is pointless
+    ├── PayloadInvalid                a value that is not JSON, too large or nested too deep
+    ├── WorkflowEnded                 result() of an instance that did not complete
+    │   ├── WorkflowFailed            it errored; `name` and `message` say how
+    │   └── WorkflowTerminated        somebody terminated it
+    ├── StepMisused                   a call of a step that cannot be
+    │   ├── DuplicateStepKey          two steps of one name open at once
+    │   ├── StepTypeMismatch          the name was used for another type of step
+    │   ├── MaxStepsExceeded          the run has as many steps as it may have
+    │   └── InvalidStepName           empty, or longer than 256 characters
+    └── StepFailed                    a step that failed for good, as it was stored
+        ├── StepTimeoutError          its execution took longer than its timeout
+        ├── StepMaxAttemptsExceeded   it began as often as it may, without an end
+        ├── StepResultInvalid         it returned what cannot be stored
+        └── WaitForEventTimeoutError  no event came in time
+
+A step that fails for good raises its own exception to the workflow function, the very object. On a replay there is
+only what was stored: a `StepFailed` with that name and message, which also is an instance of the exception's class if
+this process has exactly one exception class of that name. So `except PaymentDeclined` works both times, and what the
+handler may rely on both times is the text.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import grpc
 from google.rpc.error_details_pb2 import ErrorInfo
 from google.rpc.status_pb2 import Status
 from grpc import aio
 
+from stepwell.v1 import common_pb2, errors_pb2
+
 _DETAILS_KEY = "grpc-status-details-bin"
+_MESSAGE_CHARACTERS = 4 * 1024
+_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
 class CallFailed(Exception):
@@ -29,6 +58,113 @@ class CallFailed(Exception):
         self.metadata = dict(metadata or {})
 
 
+class NonRetryableError(Exception):
+    """Raise it in a step to end the step at once. `name` replaces the class name in what is stored."""
+
+    def __init__(self, message: str = "", name: str | None = None) -> None:
+        super().__init__(message)
+        self.name = name or type(self).__name__
+
+
+class PayloadInvalid(Exception):
+    """A value that cannot be sent: not JSON, too large or nested too deep. `reason` is the server's word for it."""
+
+    def __init__(self, message: str, reason: str = "PAYLOAD_NOT_JSON") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class WorkflowEnded(Exception):
+    """The instance ended without a result."""
+
+
+class WorkflowFailed(WorkflowEnded):
+    """The instance errored: `name` and `message` are those of the exception that its workflow raised."""
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(f"{name}: {message}")
+        self.name = name
+        self.message = message
+
+
+class WorkflowTerminated(WorkflowEnded):
+    """Somebody terminated the instance."""
+
+
+class StepMisused(Exception):
+    """A call of a step that cannot be; `code` is the word that the server has for it."""
+
+    code = "INVALID_FIELD"
+
+    def __init__(self, message: str) -> None:
+        super().__init__(f"{self.code}: {message}")
+
+
+class DuplicateStepKey(StepMisused):
+    """Two steps of one name are open at once: give each its own name."""
+
+    code = "DUPLICATE_STEP_KEY"
+
+
+class StepTypeMismatch(StepMisused):
+    """The name was used for another type of step in this run."""
+
+    code = "STEP_TYPE_MISMATCH"
+
+
+class MaxStepsExceeded(StepMisused):
+    """The run has as many steps as it may have."""
+
+    code = "MAX_STEPS_EXCEEDED"
+
+
+class InvalidStepName(StepMisused):
+    """A step name is text of 1 to 256 characters."""
+
+    code = "INVALID_STEP_NAME"
+
+
+class StepFailed(Exception):
+    """A step failed for good: `name` and `message` are those of the exception that ended it."""
+
+    code = "STEP_FAILED"
+
+    def __init__(self, message: str = "", name: str = "") -> None:
+        super().__init__(message or self.code)
+        self.name = name or type(self).__name__
+        self.message = message or self.code
+
+
+class StepTimeoutError(StepFailed):
+    """The step's execution took longer than its timeout."""
+
+    code = "STEP_TIMEOUT"
+
+
+class StepMaxAttemptsExceeded(StepFailed):
+    """The step began as often as it may, and none of its executions came to an end."""
+
+    code = "STEP_MAX_ATTEMPTS_EXCEEDED"
+
+
+class StepResultInvalid(StepFailed):
+    """The step returned what cannot be stored. It is not tried again: it would return the same."""
+
+    code = "STEP_RESULT_INVALID"
+
+
+class WaitForEventTimeoutError(StepFailed):
+    """No event came in time."""
+
+    code = "WAIT_FOR_EVENT_TIMEOUT"
+
+
+_STORED: Mapping[str, type[StepFailed]] = {
+    cls.__name__: cls
+    for cls in (StepTimeoutError, StepMaxAttemptsExceeded, StepResultInvalid, WaitForEventTimeoutError)
+}
+
+
 def failure_of(error: aio.AioRpcError) -> CallFailed:
     """The failure that grpc's error carries, in the server's own words if it sent any."""
     for key, value in error.trailing_metadata() or ():
@@ -38,3 +174,69 @@ def failure_of(error: aio.AioRpcError) -> CallFailed:
             if any(detail.Unpack(info) for detail in status.details):
                 return CallFailed(error.code(), status.message, info.reason, dict(info.metadata))
     return CallFailed(error.code(), error.details() or "no details")
+
+
+def refusal_of(error: errors_pb2.ItemError) -> CallFailed:
+    """The failure that one item of a batch, or one frame of a stream, was answered with."""
+    code = _CODES.get(error.code, grpc.StatusCode.UNKNOWN)
+    return CallFailed(code, error.message, reason_name(error.reason), dict(error.metadata))
+
+
+def reason_name(reason: int) -> str:
+    """The name of a value of `ErrorReason` without its prefix; a number that is not known stays a number."""
+    value = errors_pb2.ErrorReason.DESCRIPTOR.values_by_number.get(reason)
+    return str(reason) if value is None else value.name.removeprefix("ERROR_REASON_")
+
+
+def to_failure(error: BaseException, *, non_retryable: bool = False) -> common_pb2.Failure:
+    """What is stored of an exception: its class's name, or its own one, and what it says."""
+    name = getattr(error, "name", None) if isinstance(error, NonRetryableError | StepFailed) else None
+    ends = non_retryable or isinstance(error, NonRetryableError | StepMaxAttemptsExceeded | StepResultInvalid)
+    return common_pb2.Failure(
+        name=(name or type(error).__name__)[:256],
+        message=_clean(str(error))[:_MESSAGE_CHARACTERS],
+        non_retryable=ends,
+    )
+
+
+def from_failure(failure: common_pb2.Failure) -> StepFailed:
+    """The exception that a stored failure of a step is raised as; see the module's docstring."""
+    name = failure.name or "UNKNOWN_ERROR"
+    cls = _STORED.get(name) or _stand_in(name)
+    error = cls.__new__(cls)
+    # Past the constructors: that of the user's class may want arguments that nobody stored.
+    error.args = (failure.message,)
+    error.name = name
+    error.message = failure.message
+    return error
+
+
+def _stand_in(name: str) -> type[StepFailed]:
+    found = {cls for cls in _subclasses(Exception) if cls.__name__ == name and cls.__module__ != __name__}
+    if len(found) != 1:
+        return StepFailed
+    original = found.pop()
+    if issubclass(original, StopIteration):  # which no coroutine can raise
+        return StepFailed
+    if issubclass(original, StepFailed):
+        return original
+    try:
+        members: dict[str, Any] = {
+            "__module__": __name__,
+            "__str__": Exception.__str__,
+            "__init__": StepFailed.__init__,
+        }
+        return type(name, (StepFailed, original), members)
+    except TypeError:  # two classes with a memory layout of their own cannot be one
+        return StepFailed
+
+
+def _subclasses(cls: type[Exception]) -> Iterator[type[Exception]]:
+    for child in cls.__subclasses__():
+        yield child
+        yield from _subclasses(child)
+
+
+def _clean(text: str) -> str:
+    """Text that the wire accepts: no lone surrogates, no NUL."""
+    return text.replace("\0", "").encode("utf-8", "replace").decode()

@@ -1,0 +1,108 @@
+"""Step bodies: one execution of a user's function, on the loop if it is async, else in the worker's threads."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+from collections.abc import Awaitable, Callable
+from contextvars import Context
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+from stepwell.clocks import Clock, Timer
+from stepwell.errors import StepTimeoutError
+from stepwell.threads import Pool
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How an execution ended: with a value, or with an error."""
+
+    value: Any = None
+    error: BaseException | None = None
+
+
+Body: TypeAlias = Callable[[], Any]
+Ended: TypeAlias = Callable[[Outcome], None]
+
+
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling the function gives something to await, as far as one can tell without calling it."""
+    while isinstance(function, partial):
+        function = function.func
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
+class Execution:
+    """One execution of a body. It reports how it ended once, or never if it is abandoned before."""
+
+    __slots__ = ("_ended", "_task", "_timer")
+
+    def __init__(self, ended: Ended) -> None:
+        self._ended: Ended | None = ended
+        self._task: asyncio.Task[Outcome] | None = None
+        self._timer: Timer | None = None
+
+    def start(self, body: Body, context: Context, pool: Pool) -> None:
+        """Begin. The outcome is reported in a later turn of the loop."""
+        if is_async(body):
+            self._await(body, context)
+        else:
+            pool.call(lambda: self._call(body, context), lambda outcome: self._called(outcome, context))
+
+    def limit(self, clock: Clock, seconds: float) -> None:
+        """Fail the execution when it takes longer. A thread cannot be stopped: its late result is dropped."""
+        self._timer = clock.call_later(seconds, self._expire)
+
+    def abandon(self) -> None:
+        """Stop the body if it can be stopped, and never report."""
+        self._ended = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if self._task is not None:
+            self._task.cancel()
+
+    def _await(self, body: Callable[[], Awaitable[Any]], context: Context) -> None:
+        self._task = asyncio.get_running_loop().create_task(_awaited(body), context=context)
+        self._task.add_done_callback(self._awaited)
+
+    def _awaited(self, task: asyncio.Task[Outcome]) -> None:
+        # A body that raised CancelledError by itself has failed like any other.
+        self._report(Outcome(error=asyncio.CancelledError()) if task.cancelled() else task.result())
+
+    def _call(self, body: Body, context: Context) -> Outcome:
+        """In a thread: call the body, unless it was abandoned before a thread was free."""
+        if self._ended is None:
+            return Outcome()
+        try:
+            return Outcome(context.run(body))
+        except BaseException as error:
+            return Outcome(error=error)
+
+    def _called(self, outcome: Outcome, context: Context) -> None:
+        if self._ended is not None and inspect.isawaitable(outcome.value):  # a lambda that called an async function
+            self._await(lambda: outcome.value, context)
+        else:
+            self._report(outcome)
+
+    def _expire(self) -> None:
+        if self._ended is not None:
+            ended = self._ended
+            self.abandon()
+            ended(Outcome(error=StepTimeoutError()))
+
+    def _report(self, outcome: Outcome) -> None:
+        ended = self._ended
+        self._ended = None
+        if self._timer is not None:
+            self._timer.cancel()
+        if ended is not None:
+            ended(outcome)
+
+
+async def _awaited(body: Callable[[], Awaitable[Any]]) -> Outcome:
+    try:
+        return Outcome(await body())
+    except Exception as error:
+        return Outcome(error=error)

@@ -1,0 +1,101 @@
+"""The open steps of a run: what the workflow function waits for at this moment."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextvars import Context
+from dataclasses import dataclass
+from enum import Enum, auto
+
+from stepwell.bodies import Body, Execution, Outcome
+from stepwell.clocks import Clock
+from stepwell.errors import StepMaxAttemptsExceeded, StepResultInvalid, to_failure
+from stepwell.steps import StepOptions
+from stepwell.terms import Terms
+from stepwell.threads import Pool
+from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import workflows_pb2 as states
+from stepwell.v1.common_pb2 import Payload
+
+_NOT_THE_AUTHORS = (StepMaxAttemptsExceeded, StepResultInvalid)  # never retried, whatever a test of the author says
+
+
+class CallState(Enum):
+    """Where an open step stands in the worker."""
+
+    WAITING = auto()  # for a time, an event or its next execution: the server says when
+    ASKED = auto()  # its body may begin as soon as that can be announced
+    OPENING = auto()  # announced; its body begins when that is durable
+    EXECUTING = auto()  # its body runs
+    VERDICT = auto()  # its body failed; the server decides whether it is tried again
+
+
+@dataclass(slots=True, eq=False)
+class StepCall:
+    """A step that the workflow function waits for."""
+
+    name: str
+    type: states.StepType.ValueType
+    future: asyncio.Future[pb.StepState]
+    state: CallState = CallState.WAITING
+    body: Body | None = None
+    context: Context | None = None
+    options: StepOptions | None = None
+    policy: pb.StepPolicy | None = None
+    attempt: int = 0
+    execution: Execution | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether an execution is under way, or announced."""
+        return self.state in (CallState.OPENING, CallState.EXECUTING)
+
+    def execute(self, ended: Callable[[StepCall, Outcome], None], pool: Pool) -> None:
+        """Begin the body. How it ends is told to `ended`, unless it is abandoned."""
+        assert self.body is not None and self.context is not None
+        self.execution = Execution(lambda outcome: ended(self, outcome))
+        # A copy each time: a thread that timed out may still be inside the one before.
+        self.execution.start(self.body, self.context.copy(), pool)
+
+    def limit(self, terms: Terms, clock: Clock) -> None:
+        """Fail the execution after the step's timeout. On a virtual clock the server does that."""
+        if self.execution is not None and not terms.virtual_clock:
+            said = self.options.timeout if self.options else None
+            self.execution.limit(clock, terms.step_timeout if said is None else said.total_seconds())
+
+    def abandon(self) -> None:
+        """Stop the body that executes, if one does; its result is ignored."""
+        if self.execution is not None:
+            self.execution.abandon()
+            self.execution = None
+
+    def max_attempts(self, terms: Terms) -> float:
+        """How many executions there may be."""
+        said = self.options.retry.attempts() if self.options and self.options.retry else None
+        return terms.max_attempts if said is None else said
+
+    def is_retryable(self, error: BaseException) -> bool:
+        """What the author's own test says of an error; an error in the test itself counts as no."""
+        test = self.options.retry.is_retryable if self.options and self.options.retry else None
+        if test is None or not isinstance(error, Exception) or isinstance(error, _NOT_THE_AUTHORS):
+            return True
+        try:
+            return bool(test(error))
+        except Exception:
+            return False
+
+    def opens(self, *, begun: bool = False) -> pb.OpenStep:
+        """The announcement that the body begins, or that it began before a frame could name it."""
+        return pb.OpenStep(name=self.name, attempt=self.attempt, policy=self.policy, begun=begun)
+
+    def succeeded(self, result: Payload | None) -> pb.WorkerFrame:
+        """The report of what the body returned."""
+        done = pb.StepDone(name=self.name, attempt=self.attempt, result=result, policy=self.policy)
+        return pb.WorkerFrame(step_done=done)
+
+    def failed(self, error: BaseException) -> pb.WorkerFrame:
+        """The report of what the body raised."""
+        failure = to_failure(error, non_retryable=not self.is_retryable(error))
+        told = pb.StepFailed(name=self.name, attempt=self.attempt, failure=failure, policy=self.policy)
+        return pb.WorkerFrame(step_failed=told)

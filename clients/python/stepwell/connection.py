@@ -1,0 +1,182 @@
+"""The worker's stream: everything that is ready goes in one message, and a stream that is lost is replaced."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import grpc
+from grpc import aio
+
+from stepwell.clocks import Timer
+from stepwell.errors import CallFailed, failure_of
+from stepwell.holdings import Holdings
+from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
+
+_LOG = logging.getLogger("stepwell.worker")
+
+_MESSAGE_BYTES = 3 * 1024 * 1024
+_WELCOME_SECONDS = 10.0
+_SILENT_INTERVALS = 3
+_FIRST_BACKOFF = 0.1
+_LONGEST_BACKOFF = 5.0
+_BEATS_PER_INTERVAL = 4
+
+# What no second try can mend: the worker is wrong, or it is not wanted.
+_FINAL_CODES = frozenset(
+    {
+        grpc.StatusCode.INVALID_ARGUMENT,
+        grpc.StatusCode.NOT_FOUND,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.FAILED_PRECONDITION,
+        grpc.StatusCode.UNIMPLEMENTED,
+    }
+)
+
+
+class Connection:
+    """Keeps a stream open for what a worker holds, until it is closed."""
+
+    def __init__(self, channel: aio.Channel, holdings: Holdings, hello: Callable[[], pb.Hello]) -> None:
+        self.is_welcome = asyncio.Event()
+        self.last_failure: CallFailed | None = None
+        self._stub = WorkerServiceStub(channel)
+        self._holdings = holdings
+        self._hello = hello
+        self._has_news = asyncio.Event()
+        self._call: Any = None
+        self._tries = 0
+        self._heard_at = 0.0
+        self._ticks = 0
+        self._timer: Timer | None = None
+        self._is_leaving = False
+        self._is_silent = False
+        holdings.wake = self._has_news.set
+
+    async def serve(self) -> None:
+        """Connect, and connect again, until `leave`. CallFailed if the server will never take this worker."""
+        self._next_tick()
+        try:
+            while not self._is_leaving:
+                failure = await self._stream()
+                self._holdings.disconnected()
+                if failure is not None:
+                    self.last_failure = failure
+                    _LOG.warning("stream_lost code=%s: %s", failure.code.name, failure)
+                    if failure.code in _FINAL_CODES:
+                        _LOG.error("worker_refused: it takes no more tasks")
+                        raise failure
+                    await self._back_off()
+        finally:
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def leave(self) -> None:
+        """Say Goodbye after everything that is ready, and end the stream."""
+        self._is_leaving = True
+        self._has_news.set()
+
+    async def _back_off(self) -> None:
+        longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._tries)
+        self._tries = min(self._tries + 1, 10)
+        await asyncio.sleep(random.uniform(0, longest))
+
+    async def _stream(self) -> CallFailed | None:
+        """One stream, from Hello to its end. None if it was meant to end."""
+        call = self._call = self._stub.Connect()
+        self._heard_at, self._is_silent = self._holdings.clock.now(), False
+        try:
+            async with asyncio.TaskGroup() as group:
+                writer = group.create_task(self._write(call))
+                try:
+                    return await self._read(call)
+                finally:
+                    writer.cancel()
+        finally:
+            self._call = None
+            call.cancel()
+
+    async def _read(self, call: Any) -> CallFailed | None:
+        try:
+            async with asyncio.timeout(_WELCOME_SECONDS) as limit:
+                while (message := await call.read()) is not aio.EOF:
+                    self._heard_at = self._holdings.clock.now()
+                    if not self._receive(message):
+                        return None
+                    limit.reschedule(None)
+        except aio.AioRpcError as error:
+            return failure_of(error)
+        except asyncio.CancelledError:
+            if not self._is_silent:
+                raise
+            return CallFailed(grpc.StatusCode.UNAVAILABLE, "the server fell silent")
+        except TimeoutError:
+            return CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "the server did not answer Hello in time")
+        return None if self._is_leaving else CallFailed(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")
+
+    def _receive(self, message: pb.ConnectResponse) -> bool:
+        """Take in a message. False: the server goes away, and another stream is wanted."""
+        goes_on = True
+        for frame in message.frames:
+            if frame.HasField("welcome"):
+                self._holdings.welcomed(frame.welcome)
+                self._tries = self._ticks = 0
+                self._next_tick()  # at the interval that this server wants
+                self.is_welcome.set()
+            elif frame.HasField("drain"):
+                goes_on = False
+            else:
+                self._holdings.receive(frame)
+        return goes_on
+
+    async def _write(self, call: Any) -> None:
+        try:
+            await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=self._hello())]))
+            while not self._is_leaving:
+                await self._has_news.wait()
+                self._has_news.clear()
+                for frames in in_messages(self._holdings.take_frames()):
+                    await call.write(pb.ConnectRequest(frames=frames))
+            await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(goodbye=pb.Goodbye())]))
+            await call.done_writing()
+        except (aio.AioRpcError, asyncio.InvalidStateError, aio.UsageError):
+            return  # the stream has ended: the reader learns why
+
+    def _next_tick(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        interval = self._holdings.terms.heartbeat_interval / _BEATS_PER_INTERVAL
+        self._timer = self._holdings.clock.call_later(interval, self._tick)
+
+    def _tick(self) -> None:
+        """Renew leases every interval; more often, look whether one is to be given up or the server is silent."""
+        self._ticks += 1
+        if self._ticks % _BEATS_PER_INTERVAL == 0:
+            self._holdings.heartbeat()
+        else:
+            self._holdings.expire()
+        silence = self._holdings.clock.now() - self._heard_at
+        if self._call is not None and silence > _SILENT_INTERVALS * self._holdings.terms.heartbeat_interval:
+            self._is_silent = True
+            self._call.cancel()
+        self._next_tick()
+
+
+def in_messages(frames: list[pb.WorkerFrame]) -> Iterator[list[pb.WorkerFrame]]:
+    """Frames in as few messages as their bytes allow."""
+    message: list[pb.WorkerFrame] = []
+    size = 0
+    for frame in frames:
+        length = frame.ByteSize()
+        if message and size + length > _MESSAGE_BYTES:
+            yield message
+            message, size = [], 0
+        message.append(frame)
+        size += length
+    if message:
+        yield message

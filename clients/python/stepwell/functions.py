@@ -1,0 +1,66 @@
+"""The workflow function of a run: how it is called, and how its end is told."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from stepwell import payloads
+from stepwell.durations import to_datetime
+from stepwell.errors import PayloadInvalid, to_failure
+from stepwell.steps import WorkflowStep
+from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1.common_pb2 import Failure
+from stepwell.v1.server_pb2 import Limits
+from stepwell.workflows import WorkflowDefinition, WorkflowEvent
+
+if TYPE_CHECKING:
+    from stepwell.client import Client
+
+
+class WorkflowFunction:
+    """One execution of a workflow's program."""
+
+    __slots__ = ("_client", "_ended", "definition", "key", "task")
+
+    def __init__(
+        self,
+        definition: WorkflowDefinition[Any, Any],
+        client: Client | None,
+        key: str,
+        ended: Callable[[asyncio.Task[Any]], None],
+    ) -> None:
+        self.definition = definition
+        self.key = key
+        self.task: asyncio.Task[Any] | None = None
+        self._client = client
+        self._ended = ended
+
+    def begin(self, task: pb.WorkflowInput, step: WorkflowStep) -> None:
+        """Call the function; `ended` is told when it has ended, in whatever way."""
+        self.task = asyncio.get_running_loop().create_task(self._execute(task, step))
+        self.task.add_done_callback(self._ended)
+
+    def cancel(self) -> None:
+        """Stop the function wherever it waits."""
+        if self.task is not None:
+            self.task.cancel()
+
+    async def _execute(self, task: pb.WorkflowInput, step: WorkflowStep) -> Any:
+        # Parameters that were left out are the empty object.
+        plain = payloads.from_payload(task.params) if task.params.WhichOneof("body") else {}
+        payload = payloads.build(self.definition.params_type, plain)
+        event = WorkflowEvent(payload, to_datetime(task.created_at), self.key, task.run_number)
+        return await self.definition.program(self._client)(event, step)
+
+
+def finish_of(task: asyncio.Task[Any], limits: Limits) -> pb.Finish:
+    """How a function ended, for the wire. An output that cannot be stored is a failure."""
+    error = asyncio.CancelledError() if task.cancelled() else task.exception()
+    if error is not None:
+        return pb.Finish(failure=to_failure(error))
+    try:
+        return pb.Finish(output=payloads.to_payload(task.result(), limits))
+    except PayloadInvalid as invalid:
+        return pb.Finish(failure=Failure(name=invalid.reason, message=f"the workflow's output: {invalid}"))

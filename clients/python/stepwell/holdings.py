@@ -1,0 +1,327 @@
+"""What a worker holds: its runs, those it remembers, its credit and its leases. No network here either.
+
+A connection feeds `receive` with what the server says and sends what `take_frames` gives. Between two connections
+frames are not kept: those that matter are unacknowledged, and `welcomed` sends them again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from stepwell.clocks import Clock
+from stepwell.errors import reason_name
+from stepwell.hosts import Phase
+from stepwell.runs import Run
+from stepwell.terms import Terms, terms_of
+from stepwell.threads import Pool
+from stepwell.turns import Turns
+from stepwell.v1 import workers_pb2 as pb
+from stepwell.workflows import App, WorkflowDefinition
+
+if TYPE_CHECKING:
+    from stepwell.client import Client
+
+_LOG = logging.getLogger("stepwell.worker")
+
+
+@dataclass(frozen=True, slots=True)
+class Capacity:
+    """How much a worker takes: tasks at a time, and suspended runs to remember."""
+
+    max_tasks: int = 100
+    cache: int = 1000
+
+
+@dataclass(slots=True, eq=False)
+class _Held:
+    """A task that is leased to this worker. Its run is missing until all of its state is there."""
+
+    task_id: int
+    fence: int
+    task: pb.Task
+    run: Run | None = None
+    renewed_at: float = 0.0
+    number: int = 0  # of the last frame of a run that had to start over
+
+    def renew(self, at: float) -> None:
+        self.renewed_at = max(self.renewed_at, at)
+
+    def last_renewal(self) -> float:
+        return self.renewed_at if self.run is None else max(self.renewed_at, self.run.renewed_at)
+
+
+@dataclass(slots=True)
+class _Beats:
+    """The heartbeats of one stream: which leases each one renewed, and when it was sent."""
+
+    number: int = 0
+    sent: dict[int, tuple[float, list[_Held]]] = field(default_factory=dict)
+
+    def confirmed(self, number: int) -> None:
+        for beat in [beat for beat in self.sent if beat <= number]:
+            sent_at, renewed = self.sent.pop(beat)
+            for held in renewed:
+                held.renew(sent_at)
+
+
+class Holdings:
+    """The runs of one worker, by task, and the suspended ones by instance; also the host of each run."""
+
+    def __init__(
+        self, app: App, client: Client | None, pool: Pool, clock: Clock, capacity: Capacity | None = None
+    ) -> None:
+        self.terms = Terms()
+        self.clock = clock
+        self.turns = Turns()
+        self.pool = pool
+        self.is_draining = False
+        self.wake: Callable[[], None] = lambda: None  # called when there is something to send
+        self.quiet = asyncio.Event()  # set when leaving interrupts nothing; kept up to date while draining
+        self._app = app
+        self._client = client
+        self._capacity = capacity or Capacity()
+        self._held: dict[int, _Held] = {}
+        self._cache: OrderedDict[tuple[str, str], Run] = OrderedDict()
+        self._functions: set[asyncio.Task[Any]] = set()
+        self._outbox: list[pb.WorkerFrame] = []
+        self._owed = 0
+        self._beats = _Beats()
+        self._is_connected = False
+
+    # For the connection.
+
+    def held(self) -> list[pb.HeldTask]:
+        """Every lease that the worker believes to hold."""
+        return [pb.HeldTask(task_id=held.task_id, fence=held.fence) for held in self._held.values()]
+
+    def welcomed(self, welcome: pb.Welcome) -> None:
+        """A stream is open: drop what is lost, send again what was not acknowledged, grant credit."""
+        terms = terms_of(welcome)
+        if self.terms.database_id not in ("", terms.database_id):
+            self._drop_everything()
+        self.terms = terms
+        self._outbox, self._beats, self._is_connected = [], _Beats(), True
+        kept = {(held.task_id, held.fence) for held in welcome.held}
+        self._owed = 0
+        for held in list(self._held.values()):
+            if (held.task_id, held.fence) in kept:
+                self._send_again(held)
+            else:
+                self._drop(held)
+        self._owed = max(0, min(self._capacity.max_tasks, terms.max_credit) - len(self._held))
+        self.wake()
+
+    def disconnected(self) -> None:
+        """The stream is gone: frames are sent again when there is another."""
+        self._is_connected = False
+        self._outbox = []
+
+    def take_frames(self) -> list[pb.WorkerFrame]:
+        """Everything that is ready to be sent, with the credit that is due."""
+        frames, self._outbox = self._outbox, []
+        if self._owed and self._is_connected and not self.is_draining:
+            credit = pb.Credit(kind=pb.HANDLER_KIND_WORKFLOW, tasks=self._owed)
+            frames.append(pb.WorkerFrame(credit=credit))
+            self._owed = 0
+        return frames
+
+    def receive(self, frame: pb.ServerFrame) -> None:
+        """Take in what the server says. Unknown frames, and those about tasks not held, are ignored."""
+        held = self._held.get(frame.task_id)
+        match frame.WhichOneof("body"):
+            case "ack" if held is not None and held.fence == frame.fence and held.run is not None:
+                held.run.acked(frame.number, frame.ack)
+            case "task":
+                self._task(frame.task_id, frame.fence, frame.task)
+            case "task_state" if held is not None and held.fence == frame.fence:
+                self._more_state(held, frame.task_state)
+            case "heartbeat":
+                self._beats.confirmed(frame.heartbeat.heartbeat_number)
+            case "stale" if held is not None and held.fence == frame.fence:
+                _LOG.info("lease_lost task_id=%s reason=%s", held.task_id, reason_name(frame.stale.reason))
+                self._drop(held)
+            case "refused":
+                self._refused(held, frame)
+            case "resolved" if held is not None and held.fence == frame.fence and held.run is not None:
+                held.run.resolved(frame.resolved)
+            case "cancel" if held is not None and held.fence == frame.fence:
+                self._cancel(held, frame.cancel)
+
+    def heartbeat(self) -> None:
+        """Renew every lease by its name, and give up those that were not renewed in time."""
+        self.expire()
+        if not self._is_connected:
+            return
+        self._beats.number += 1
+        held = list(self._held.values())
+        self._beats.sent[self._beats.number] = (self.clock.now(), held)
+        self.send(pb.WorkerFrame(heartbeat=pb.Heartbeat(held=self.held(), heartbeat_number=self._beats.number)))
+
+    def expire(self) -> None:
+        """Stop tasks whose last renewal is so old that another worker may have them soon."""
+        oldest = self.clock.now() - self.terms.holds_for
+        for held in [held for held in self._held.values() if held.last_renewal() <= oldest]:
+            _LOG.warning("lease_not_renewed task_id=%s", held.task_id)
+            self._drop(held)
+
+    # For the runs: the Host.
+
+    def send(self, frame: pb.WorkerFrame) -> None:
+        """Send a frame with the next message; without a stream it is sent again later."""
+        if self._is_connected:
+            self._outbox.append(frame)
+            self.wake()
+
+    def let_go(self, run: Run) -> None:
+        """The run is no longer held: remember it if it can go on, and take another task in its place."""
+        held = self._held.get(run.task_id)
+        if held is not None and held.run is run:
+            self._remove(held)
+        if run.phase is Phase.RELEASED:
+            self._remember(run)
+        else:
+            self._watch_end(run)
+
+    def start_over(self, run: Run) -> None:
+        """Drop the run but keep its task, and replay it from what the server has."""
+        held = self._held.get(run.task_id)
+        if held is None or held.run is not run:
+            return
+        held.run, held.number = None, run.number
+        run.drop()
+        self._say(held, need_state=pb.NeedState())
+
+    def rested(self) -> None:
+        """A run has come to rest: see whether the worker can leave, if it wants to."""
+        if self.is_draining and all(held.run is None or held.run.is_quiet for held in self._held.values()):
+            self.quiet.set()
+
+    # For the worker.
+
+    def drain(self) -> None:
+        """Take no more tasks, begin no more bodies, and set `quiet` when those that execute have ended."""
+        self.is_draining = True
+        self.rested()
+
+    async def close(self) -> None:
+        """Drop everything, and see the functions end."""
+        self._drop_everything()
+        if self._functions:
+            await asyncio.wait(self._functions, timeout=1)
+
+    def _task(self, task_id: int, fence: int, task: pb.Task) -> None:
+        held = self._held.get(task_id)
+        if held is not None and held.fence != fence:
+            self._drop(held)
+            held = None
+        if held is None:
+            if self.is_draining:
+                return  # not acknowledged: it goes back with our Goodbye
+            held = _Held(task_id, fence, task, renewed_at=self.clock.now())
+            self._held[task_id] = held
+        elif held.run is not None:
+            return  # it came twice
+        held.task = task
+        self._say(held, task_ack=pb.TaskAck())
+        if not task.workflow.more:
+            self._begin(held)
+
+    def _more_state(self, held: _Held, state: pb.TaskState) -> None:
+        if held.run is not None:
+            return
+        held.task.workflow.steps.extend(state.steps)
+        if not state.more:
+            self._begin(held)
+
+    def _begin(self, held: _Held) -> None:
+        """All of the state is here: go on with the run that is in memory, or begin one from the top."""
+        task, key = held.task, (held.task.handler.name, held.task.key)
+        remembered = self._cache.pop(key, None)
+        if task.workflow.cached:
+            if remembered is None or not _is_at(remembered, task.workflow):
+                self._forget(remembered)
+                self._say(held, need_state=pb.NeedState())
+                return
+            held.run = remembered
+        else:
+            self._forget(remembered)
+            definition = self._app.definitions.get(task.handler.name)
+            if definition is None:
+                _LOG.error("task_of_unknown_workflow workflow=%s", task.handler.name)
+                self._remove(held)
+                return
+            held.run = self._new_run(definition, task.key)
+        held.run.attach(held.task_id, held.fence, task.workflow, held.number)
+        held.task = pb.Task()  # its payloads are the run's by now
+
+    def _new_run(self, definition: WorkflowDefinition[Any, Any], key: str) -> Run:
+        return Run(self, definition, self._client, key)
+
+    def _send_again(self, held: _Held) -> None:
+        held.renew(self.clock.now())
+        if held.run is None:
+            self._say(held, need_state=pb.NeedState())
+            return
+        for frame in held.run.unacked_frames():
+            self.send(frame)
+
+    def _say(self, held: _Held, **body: Any) -> None:
+        self.send(pb.WorkerFrame(task_id=held.task_id, fence=held.fence, **body))
+
+    def _refused(self, held: _Held | None, frame: pb.ServerFrame) -> None:
+        reason = reason_name(frame.refused.reason)
+        _LOG.warning("frame_refused task_id=%s reason=%s: %s", frame.task_id, reason, frame.refused.message)
+        if held is not None and held.run is not None and held.fence == frame.fence:
+            held.run.refused(frame.number, reason, frame.refused.message)
+
+    def _cancel(self, held: _Held, cancel: pb.Cancel) -> None:
+        if not cancel.step:
+            self._drop(held)
+        elif held.run is not None:
+            held.run.cancel_step(cancel.step)
+
+    def _drop(self, held: _Held) -> None:
+        if held.run is None:
+            self._remove(held)
+        else:
+            held.run.drop()
+
+    def _remove(self, held: _Held) -> None:
+        if self._held.get(held.task_id) is held:
+            del self._held[held.task_id]
+            self._owed += 1
+            self.wake()
+            self.rested()
+
+    def _remember(self, run: Run) -> None:
+        self._cache[run.name] = run
+        while len(self._cache) > self._capacity.cache:
+            self._forget(self._cache.popitem(last=False)[1])
+
+    def _forget(self, run: Run | None) -> None:
+        if run is not None:
+            self._watch_end(run)
+            run.drop()
+
+    def _watch_end(self, run: Run) -> None:
+        """Keep a cancelled function until it has ended, so that closing can wait for it."""
+        function = run.function
+        if function is not None and not function.done():
+            self._functions.add(function)
+            function.add_done_callback(self._functions.discard)
+
+    def _drop_everything(self) -> None:
+        for held in list(self._held.values()):
+            self._drop(held)
+        for run in list(self._cache.values()):
+            self._forget(run)
+        self._cache.clear()
+
+
+def _is_at(run: Run, task: pb.WorkflowInput) -> bool:
+    return run.run_number == task.run_number and run.revision == task.known_revision

@@ -1,0 +1,265 @@
+"""Workflow and Instance: what a client can do with a workflow and with one execution of it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from uuid import uuid4
+
+from stepwell.batching import in_batches
+from stepwell.durations import DurationLike, InstantLike, to_duration, to_seconds, to_timestamp
+from stepwell.errors import WorkflowFailed, WorkflowTerminated, refusal_of
+from stepwell.payloads import from_payload, to_payload
+from stepwell.statuses import (
+    HistoryEntry,
+    InstanceChange,
+    InstanceStatus,
+    Status,
+    error_info,
+    history_entry,
+    instance_status,
+    status_number,
+    status_of,
+    step_entry,
+)
+from stepwell.v1 import workflows_pb2 as pb
+
+if TYPE_CHECKING:
+    from stepwell.client import Client
+
+P = TypeVar("P")
+R = TypeVar("R")
+
+Order: TypeAlias = Literal["newest", "oldest"]
+
+_ORDERS = {"newest": pb.LIST_ORDER_NEWEST_FIRST, "oldest": pb.LIST_ORDER_OLDEST_FIRST}
+_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewInstance(Generic[P]):
+    """One instance of a `create_batch`."""
+
+    id: str | None = None
+    params: P | None = None
+    labels: Mapping[str, str] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Workflow(Generic[P, R]):
+    """A workflow on the server: starts, finds and lists its instances."""
+
+    client: Client
+    name: str
+    result_type: Any = None
+
+    async def create(
+        self,
+        id: str | None = None,
+        params: P | None = None,
+        labels: Mapping[str, str] | None = None,
+        wait: DurationLike | None = None,
+    ) -> Instance[R]:
+        """Start an instance; answers when it is stored or, with `wait`, when it has ended or the wait is over."""
+        if wait is not None:
+            return await self._create_and_wait(NewInstance(id=id, params=params, labels=labels), wait)
+        result = await self.client.create_coalesced(self._item(NewInstance(id=id, params=params, labels=labels)))
+        if result.HasField("error"):
+            raise refusal_of(result.error)
+        return self._instance(result.instance.instance_id)
+
+    async def create_batch(self, batch: Iterable[NewInstance[P] | Mapping[str, Any]]) -> list[Instance[R]]:
+        """Start many instances. Ids that exist already are skipped, and left out of the answer.
+
+        The first one that is refused for another reason is raised; those before and after it are stored.
+        """
+        news = [new if isinstance(new, NewInstance) else NewInstance(**new) for new in batch]
+        results: list[pb.CreateInstancesResult] = []
+        for items in in_batches([self._item(new) for new in news]):
+            request = pb.CreateInstancesRequest(
+                namespace=self.client.namespace, items=items, on_existing=pb.ON_EXISTING_SKIP
+            )
+            calling = self.client.stub.CreateInstances(request, timeout=self.client.timeout)
+            results.extend((await self.client.call(calling)).results)
+        for result in results:
+            if result.HasField("error"):
+                raise refusal_of(result.error)
+        return [self._instance(result.instance.instance_id) for result in results if result.HasField("instance")]
+
+    async def get(self, id: str) -> Instance[R]:
+        """The instance of that id. CallFailed with INSTANCE_NOT_FOUND if there is none."""
+        instance = self._instance(id)
+        await instance.fetch(view=pb.INSTANCE_VIEW_BASIC)
+        return instance
+
+    async def list(
+        self,
+        *,
+        status: Status | str | Iterable[Status | str] | None = None,
+        labels: Mapping[str, str] | None = None,
+        created_from: InstantLike | None = None,
+        created_before: InstantLike | None = None,
+        order: Order = "newest",
+    ) -> AsyncIterator[InstanceStatus[R]]:
+        """The instances that match all filters, by time of creation. They come without params and output."""
+        wanted = [status] if isinstance(status, str) else list(status or ())
+        request = pb.ListInstancesRequest(
+            namespace=self.client.namespace,
+            workflow=self.name,
+            statuses=map(status_number, wanted),
+            labels=dict(labels or {}),
+            created_from=None if created_from is None else to_timestamp(created_from),
+            created_before=None if created_before is None else to_timestamp(created_before),
+            view=pb.INSTANCE_VIEW_BASIC,
+            page_size=_PAGE,
+            order=_ORDERS[order],
+        )
+        while True:
+            page = await self.client.call(self.client.stub.ListInstances(request, timeout=self.client.timeout))
+            for instance in page.instances:
+                yield instance_status(instance)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def _create_and_wait(self, new: NewInstance[P], wait: DurationLike) -> Instance[R]:
+        item = self._item(new)
+        request = pb.CreateInstanceRequest(
+            namespace=self.client.namespace,
+            workflow=item.workflow,
+            instance_id=item.instance_id,
+            params=item.params if item.HasField("params") else None,
+            labels=item.labels,
+            wait=to_duration(wait),
+            request_id=item.request_id,
+        )
+        deadline = self.client.timeout + to_seconds(wait)
+        answer = await self.client.call(self.client.stub.CreateInstance(request, timeout=deadline))
+        return self._instance(answer.instance.instance_id)
+
+    def _item(self, new: NewInstance[P]) -> pb.CreateInstancesItem:
+        return pb.CreateInstancesItem(
+            workflow=self.name,
+            instance_id=new.id or "",
+            params=to_payload(new.params),
+            labels=dict(new.labels or {}),
+            request_id=uuid4().hex,
+        )
+
+    def _instance(self, id: str) -> Instance[R]:
+        return Instance(self.client, self.name, id, self.result_type)
+
+
+@dataclass(frozen=True, slots=True)
+class Instance(Generic[R]):
+    """One execution of a workflow, on the server: a handle that holds nothing but its id."""
+
+    client: Client
+    workflow: str
+    id: str
+    result_type: Any = None
+
+    async def status(self) -> InstanceStatus[R]:
+        """The instance as it is now."""
+        return instance_status(await self.fetch(), self.result_type)
+
+    async def result(self, timeout: DurationLike | None = None) -> R:  # noqa: ASYNC109 - also takes text
+        """What the current run returned, when it has ended.
+
+        WorkflowFailed if it errored, WorkflowTerminated if it was terminated, TimeoutError if it has not ended in time.
+        """
+        async with asyncio.timeout(None if timeout is None else to_seconds(timeout)):
+            instance = await self._ended()
+        match status_of(instance):
+            case Status.ERRORED:
+                error = error_info(instance.failure)
+                raise WorkflowFailed(error.name, error.message)
+            case Status.TERMINATED:
+                raise WorkflowTerminated(f"the instance {self.id} was terminated")
+        result: R = from_payload(instance.output, self.result_type)
+        return result
+
+    async def send_event(self, type: str, payload: Any = None) -> None:
+        """Send an event: to the step that waits for its type, or kept until one does."""
+        item = pb.SendEventsItem(
+            workflow=self.workflow,
+            instance_id=self.id,
+            type=type,
+            payload=to_payload(payload),
+            request_id=uuid4().hex,
+        )
+        result = await self.client.send_coalesced(item)
+        if result.HasField("error"):
+            raise refusal_of(result.error)
+
+    async def pause(self) -> None:
+        """Stop the instance: at once, or at the next step boundary if it executes."""
+        request = pb.PauseInstanceRequest(**self._named())
+        await self.client.call(self.client.stub.PauseInstance(request, timeout=self.client.timeout))
+
+    async def resume(self) -> None:
+        """Let a paused instance go on; anything else stays as it is."""
+        request = pb.ResumeInstanceRequest(**self._named())
+        await self.client.call(self.client.stub.ResumeInstance(request, timeout=self.client.timeout))
+
+    async def terminate(self) -> None:
+        """End the instance for good."""
+        request = pb.TerminateInstanceRequest(**self._named())
+        await self.client.call(self.client.stub.TerminateInstance(request, timeout=self.client.timeout))
+
+    async def restart(self, from_step: str | None = None) -> None:
+        """Begin a new run; with `from_step`, keep the results of the steps before that one."""
+        request = pb.RestartInstanceRequest(**self._named(), from_step=from_step or "")
+        await self.client.call(self.client.stub.RestartInstance(request, timeout=self.client.timeout))
+
+    async def history(self, run_number: int | None = None) -> list[HistoryEntry]:
+        """The steps and events of a run, oldest first; of the current run if none is named."""
+        request = pb.GetHistoryRequest(
+            namespace=self.client.namespace,
+            workflow=self.workflow,
+            instance_id=self.id,
+            run_number=run_number,
+            page_size=_PAGE,
+        )
+        entries: list[HistoryEntry] = []
+        while True:
+            page = await self.client.call(self.client.stub.GetHistory(request, timeout=self.client.timeout))
+            entries.extend(map(history_entry, page.entries))
+            if not page.next_page_token:
+                return entries
+            request.page_token = page.next_page_token
+            request.run_number = page.run_number  # a restart meanwhile must not mix two runs
+
+    async def watch(self, *, steps: bool = False) -> AsyncIterator[InstanceChange[R]]:
+        """The instance now and whenever it changes, until it has ended; with `steps`, also the steps that changed."""
+        with self.client.watches.follow(self.workflow, self.id, steps=steps) as follower:
+            while True:
+                instance, changed = await follower.next()
+                yield InstanceChange(instance_status(instance, self.result_type), tuple(map(step_entry, changed)))
+                if status_of(instance).is_terminal:
+                    return
+
+    async def fetch(self, *, view: pb.InstanceView.ValueType = pb.INSTANCE_VIEW_FULL) -> pb.Instance:
+        """The instance as the wire has it."""
+        request = pb.GetInstanceRequest(
+            namespace=self.client.namespace, workflow=self.workflow, instance_id=self.id, view=view
+        )
+        answer = await self.client.call(self.client.stub.GetInstance(request, timeout=self.client.timeout))
+        return answer.instance
+
+    async def _ended(self) -> pb.Instance:
+        with self.client.watches.follow(self.workflow, self.id) as follower:
+            while True:
+                instance, _ = await follower.next()
+                if status_of(instance).is_terminal:
+                    return instance
+
+    def _named(self) -> dict[str, str]:
+        return {
+            "namespace": self.client.namespace,
+            "workflow": self.workflow,
+            "instance_id": self.id,
+            "request_id": uuid4().hex,
+        }

@@ -1,0 +1,81 @@
+"""Retry: how often and how far apart something that failed is tried again."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias
+
+from stepwell.durations import DurationLike, to_duration
+from stepwell.v1 import common_pb2 as pb
+
+BackoffName: TypeAlias = Literal["constant", "linear", "exponential"]
+
+_BACKOFFS = {
+    "constant": pb.BACKOFF_CONSTANT,
+    "linear": pb.BACKOFF_LINEAR,
+    "exponential": pb.BACKOFF_EXPONENTIAL,
+}
+_MOST_ATTEMPTS = 1_000_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Retry:
+    """The one retry policy of all primitives. What is left out is the server's default.
+
+    `limit` counts retries after the first execution, `max_attempts` all executions: give one of them, `math.inf` for no
+    maximum. `is_retryable` is asked in the worker with the error; False ends the step at once.
+    """
+
+    limit: float | None = None
+    max_attempts: float | None = None
+    delay: DurationLike | None = None
+    backoff: BackoffName | None = None
+    max_delay: DurationLike | None = None
+    is_retryable: Callable[[Exception], bool] | None = None
+
+    def __post_init__(self) -> None:
+        if self.limit is not None and self.max_attempts is not None:
+            raise ValueError(
+                "give limit (retries after the first execution) or max_attempts (all executions), not both"
+            )
+        _check_count("limit", self.limit, 0)
+        _check_count("max_attempts", self.max_attempts, 1)
+        if self.backoff is not None and self.backoff not in _BACKOFFS:
+            raise ValueError(f"backoff is one of {', '.join(_BACKOFFS)}: {self.backoff!r}")
+        self.to_policy()  # so that a bad duration is refused where it is written
+
+    def attempts(self) -> float | None:
+        """How many executions there may be in all; None if that is left to the server."""
+        return self.max_attempts if self.limit is None else self.limit + 1
+
+    def to_policy(self) -> pb.RetryPolicy:
+        """The policy for the wire; what was left out stays unset."""
+        policy = pb.RetryPolicy()
+        attempts = self.attempts()
+        if attempts == math.inf:
+            policy.unlimited = True
+        elif attempts is not None:
+            policy.max_attempts = int(attempts)
+        if self.delay is not None:
+            policy.delay.CopyFrom(to_duration(self.delay))
+        if self.max_delay is not None:
+            policy.max_delay.CopyFrom(to_duration(self.max_delay))
+        if self.backoff is not None:
+            policy.backoff = _BACKOFFS[self.backoff]
+        return policy
+
+
+def to_retry(value: Retry | Mapping[str, Any]) -> Retry:
+    """The policy itself, or one made of a mapping with the same keys."""
+    return value if isinstance(value, Retry) else Retry(**value)
+
+
+def _check_count(name: str, value: float | None, least: int) -> None:
+    if value is None or value == math.inf:
+        return
+    if isinstance(value, bool) or value != int(value) or not least <= value <= _MOST_ATTEMPTS - 1 + least:
+        raise ValueError(
+            f"{name} is a whole number from {least} to {_MOST_ATTEMPTS - 1 + least}, or math.inf: {value!r}"
+        )

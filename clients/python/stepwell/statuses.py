@@ -1,0 +1,231 @@
+"""What a client is told of an instance: its status, and the steps and events of its history."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from enum import StrEnum
+from typing import Any, Generic, TypeAlias, TypeVar
+
+from google.protobuf.message import Message
+
+from stepwell.durations import to_datetime
+from stepwell.payloads import from_payload
+from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.common_pb2 import Failure
+
+R = TypeVar("R")
+
+
+class Status(StrEnum):
+    """Where an instance stands. The last three but `UNKNOWN` are ends."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING = "waiting"
+    WAITING_FOR_PAUSE = "waitingForPause"
+    PAUSED = "paused"
+    COMPLETE = "complete"
+    ERRORED = "errored"
+    TERMINATED = "terminated"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether only a restart leads on from here."""
+        return self in (Status.COMPLETE, Status.ERRORED, Status.TERMINATED)
+
+
+class StepStatus(StrEnum):
+    """Where a step stands."""
+
+    PENDING = "pending"
+    RUNNING = "running"
+    WAITING = "waiting"
+    COMPLETED = "completed"
+    ERRORED = "errored"
+    UNKNOWN = "unknown"
+
+
+class StepType(StrEnum):
+    """What kind of step it is."""
+
+    DO = "do"
+    SLEEP = "sleep"
+    WAIT_FOR_EVENT = "waitForEvent"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True)
+class ErrorInfo:
+    """What went wrong, as it was stored."""
+
+    name: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceStatus(Generic[R]):
+    """An instance as of its current run. `output` is set if it is complete, `error` if it errored."""
+
+    id: str
+    workflow: str
+    status: Status
+    run_number: int
+    revision: int
+    output: R | None = None
+    error: ErrorInfo | None = None
+    labels: Mapping[str, str] = field(default_factory=dict)
+    params: Any = None
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+    started_at: datetime | None = None
+    ended_at: datetime | None = None
+    wake_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepEntry:
+    """A step in the history of a run."""
+
+    name: str
+    type: StepType
+    status: StepStatus
+    attempts: int
+    max_attempts: int | None = None
+    timeout: timedelta | None = None
+    result: Any = None
+    error: ErrorInfo | None = None
+    next_retry_at: datetime | None = None
+    wake_at: datetime | None = None
+    event_type: str = ""
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class EventEntry:
+    """An event in the history of a run."""
+
+    event_id: int
+    type: str
+    payload: Any = None
+    created_at: datetime | None = None
+    delivered_at: datetime | None = None
+    consumed_by_step: str = ""
+
+
+HistoryEntry: TypeAlias = StepEntry | EventEntry
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceChange(Generic[R]):
+    """A newer state of a watched instance, with the steps that changed if they were asked for."""
+
+    instance: InstanceStatus[R]
+    steps: tuple[StepEntry, ...] = ()
+
+
+_STATUSES = {
+    pb.INSTANCE_STATUS_QUEUED: Status.QUEUED,
+    pb.INSTANCE_STATUS_RUNNING: Status.RUNNING,
+    pb.INSTANCE_STATUS_WAITING: Status.WAITING,
+    pb.INSTANCE_STATUS_WAITING_FOR_PAUSE: Status.WAITING_FOR_PAUSE,
+    pb.INSTANCE_STATUS_PAUSED: Status.PAUSED,
+    pb.INSTANCE_STATUS_COMPLETE: Status.COMPLETE,
+    pb.INSTANCE_STATUS_ERRORED: Status.ERRORED,
+    pb.INSTANCE_STATUS_TERMINATED: Status.TERMINATED,
+}
+_NUMBERS = {status: number for number, status in _STATUSES.items()}
+_STEP_STATUSES = {
+    pb.STEP_STATUS_PENDING: StepStatus.PENDING,
+    pb.STEP_STATUS_RUNNING: StepStatus.RUNNING,
+    pb.STEP_STATUS_WAITING: StepStatus.WAITING,
+    pb.STEP_STATUS_COMPLETED: StepStatus.COMPLETED,
+    pb.STEP_STATUS_ERRORED: StepStatus.ERRORED,
+}
+_STEP_TYPES = {
+    pb.STEP_TYPE_DO: StepType.DO,
+    pb.STEP_TYPE_SLEEP: StepType.SLEEP,
+    pb.STEP_TYPE_WAIT_FOR_EVENT: StepType.WAIT_FOR_EVENT,
+}
+
+
+def status_number(status: Status | str) -> pb.InstanceStatus.ValueType:
+    """The wire's number of a status. ValueError if there is none."""
+    number = _NUMBERS.get(Status(status))
+    if number is None:
+        raise ValueError(f"instances cannot be looked up by the status {status!r}")
+    return number
+
+
+def status_of(instance: pb.Instance) -> Status:
+    """The status word of an instance; a number that this SDK does not know is `unknown`."""
+    return _STATUSES.get(instance.status, Status.UNKNOWN)
+
+
+def instance_status(instance: pb.Instance, result_type: Any = None) -> InstanceStatus[Any]:
+    """An instance as users see it, its output built into `result_type`."""
+    status = status_of(instance)
+    return InstanceStatus(
+        id=instance.instance_id,
+        workflow=instance.workflow,
+        status=status,
+        run_number=instance.run_number,
+        revision=instance.revision,
+        output=from_payload(instance.output, result_type) if status is Status.COMPLETE else None,
+        error=error_info(instance.failure) if status is Status.ERRORED else None,
+        labels=dict(instance.labels),
+        params=from_payload(instance.params),
+        created_at=_instant(instance, "created_at"),
+        updated_at=_instant(instance, "updated_at"),
+        started_at=_instant(instance, "started_at"),
+        ended_at=_instant(instance, "ended_at"),
+        wake_at=_instant(instance, "wake_at"),
+    )
+
+
+def history_entry(entry: pb.HistoryEntry) -> HistoryEntry:
+    """A step or an event as users see it."""
+    return step_entry(entry.step) if entry.HasField("step") else event_entry(entry.event)
+
+
+def step_entry(step: pb.Step) -> StepEntry:
+    """A step as users see it."""
+    return StepEntry(
+        name=step.name,
+        type=_STEP_TYPES.get(step.type, StepType.UNKNOWN),
+        status=_STEP_STATUSES.get(step.status, StepStatus.UNKNOWN),
+        attempts=step.attempts,
+        max_attempts=step.max_attempts if step.HasField("max_attempts") else None,
+        timeout=step.timeout.ToTimedelta() if step.HasField("timeout") else None,
+        result=from_payload(step.result),
+        error=error_info(step.failure) if step.HasField("failure") else None,
+        next_retry_at=_instant(step, "next_retry_at"),
+        wake_at=_instant(step, "wake_at"),
+        event_type=step.event_type,
+        created_at=_instant(step, "created_at"),
+        updated_at=_instant(step, "updated_at"),
+    )
+
+
+def event_entry(event: pb.Event) -> EventEntry:
+    """An event as users see it."""
+    return EventEntry(
+        event_id=event.event_id,
+        type=event.type,
+        payload=from_payload(event.payload),
+        created_at=_instant(event, "created_at"),
+        delivered_at=_instant(event, "delivered_at"),
+        consumed_by_step=event.consumed_by_step,
+    )
+
+
+def error_info(failure: Failure) -> ErrorInfo:
+    """What went wrong, with a name in any case."""
+    return ErrorInfo(failure.name or "UNKNOWN_ERROR", failure.message)
+
+
+def _instant(message: Message, name: str) -> datetime | None:
+    return to_datetime(getattr(message, name)) if message.HasField(name) else None

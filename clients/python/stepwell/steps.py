@@ -1,0 +1,196 @@
+"""The `step` that a workflow function gets: what it can do once and remember, and what it can wait for."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from functools import partial, wraps
+from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+
+from stepwell.bodies import Body
+from stepwell.durations import DurationLike, InstantLike, to_datetime, to_duration, to_timedelta, to_timestamp
+from stepwell.payloads import from_payload
+from stepwell.retry import Retry, to_retry
+from stepwell.v1 import workers_pb2 as pb
+
+T = TypeVar("T")
+Params = ParamSpec("Params")
+
+RetryLike: TypeAlias = Retry | Mapping[str, Any]
+Config: TypeAlias = Mapping[str, Any]
+
+_SHORTEST_EVENT_WAIT = timedelta(seconds=1)
+_EVENT_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepOptions:
+    """How a step's body is executed. What is None is left to the server's default policy."""
+
+    retry: Retry | None = None
+    timeout: timedelta | None = None
+
+    def to_policy(self) -> pb.StepPolicy | None:
+        """The policy for the wire; None if nothing was said."""
+        if self.retry is None and self.timeout is None:
+            return None
+        return pb.StepPolicy(
+            retry=None if self.retry is None else self.retry.to_policy(),
+            timeout=None if self.timeout is None else to_duration(self.timeout),
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ReceivedEvent:
+    """The event that a step waited for."""
+
+    type: str
+    payload: Any
+    timestamp: datetime
+
+
+class StepEngine(Protocol):
+    """What executes steps: the run that the workflow function belongs to."""
+
+    @property
+    def max_timer(self) -> timedelta:
+        """The longest wait that the server stores."""
+
+    async def do(self, name: str, body: Body, options: StepOptions) -> pb.StepState:
+        """Execute a body unless its result is known already."""
+
+    async def wait(self, wait: pb.Wait) -> pb.StepState:
+        """Wait, unless that is over already."""
+
+
+class WorkflowStep:
+    """The steps of one run. A step is known by its name: what has been done under it is not done again."""
+
+    __slots__ = ("_engine",)
+
+    def __init__(self, engine: StepEngine) -> None:
+        self._engine = engine
+
+    @overload
+    def do(
+        self,
+        name: str,
+        fn: Callable[[], Awaitable[T]],
+        config: Config | None = None,
+        /,
+        *,
+        retries: RetryLike | None = None,
+        timeout: DurationLike | None = None,
+        into: Any = None,
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def do(
+        self,
+        name: str,
+        fn: Callable[[], T],
+        config: Config | None = None,
+        /,
+        *,
+        retries: RetryLike | None = None,
+        timeout: DurationLike | None = None,
+        into: Any = None,
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def do(
+        self, name: str, config: Config, fn: Callable[[], Awaitable[T]], /, *, into: Any = None
+    ) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def do(self, name: str, config: Config, fn: Callable[[], T], /, *, into: Any = None) -> Coroutine[Any, Any, T]: ...
+    @overload
+    def do(
+        self,
+        name: str,
+        config: Config | None = None,
+        /,
+        *,
+        retries: RetryLike | None = None,
+        timeout: DurationLike | None = None,
+        into: Any = None,
+    ) -> Callable[[Callable[Params, Any]], Callable[Params, Coroutine[Any, Any, Any]]]: ...
+    def do(self, name: str, *args: Any, into: Any = None, **config: Any) -> Any:
+        """Execute a function once and remember what it returned; or decorate a function to do so when it is called.
+
+        The function gets retried as `retries` says, each execution for at most `timeout`. An async function runs on the
+        worker's loop, any other in a thread. `into` is a type to build the result into; without it, the
+        result is plain JSON, the first time as on every replay.
+        """
+        functions = [arg for arg in args if callable(arg)]
+        options = _options(*(arg for arg in args if arg is not None and not callable(arg)), config)
+        if functions:
+            return self._do(name, functions[0], options, into)
+
+        def decorate(function: Callable[..., Any]) -> Callable[..., Coroutine[Any, Any, Any]]:
+            @wraps(function)
+            def execute(*args: Any, **kwargs: Any) -> Coroutine[Any, Any, Any]:
+                return self._do(name, partial(function, *args, **kwargs), options, into)
+
+            return execute
+
+        return decorate
+
+    async def sleep(self, name: str, duration: DurationLike) -> None:
+        """Wait this long, from the first time on that the step is reached."""
+        length = self._checked(to_timedelta(duration))
+        await self._engine.wait(pb.Wait(name=name, sleep=to_duration(length)))
+
+    async def sleep_until(self, name: str, instant: InstantLike) -> None:
+        """Wait for an instant: a datetime with a time zone, or milliseconds since the epoch."""
+        await self._engine.wait(pb.Wait(name=name, sleep_until=to_timestamp(instant)))
+
+    async def wait_for_event(
+        self,
+        name: str,
+        *,
+        type: str,
+        timeout: DurationLike = "24 hours",  # noqa: ASYNC109 - the server's, and stored
+        into: Any = None,
+    ) -> ReceivedEvent:
+        """Wait for an event of this type. WaitForEventTimeoutError if none was sent in time.
+
+        `into` is a type to build the event's payload into.
+        """
+        if not _EVENT_TYPE.fullmatch(type):
+            raise ValueError(
+                f'INVALID_EVENT_TYPE: 1 to 100 letters, digits, "-" or "_", not beginning with "-": {type!r}'
+            )
+        length = to_timedelta(timeout)
+        if not _SHORTEST_EVENT_WAIT <= length <= self._engine.max_timer:
+            raise ValueError(
+                f"WAIT_FOR_EVENT_TIMEOUT_RANGE: from 1 second to {self._engine.max_timer}, not {timeout!r}"
+            )
+        wait = pb.EventWait(type=type, timeout=to_duration(length))
+        state = await self._engine.wait(pb.Wait(name=name, event=wait))
+        return ReceivedEvent(state.event_type or type, from_payload(state.result, into), to_datetime(state.event_at))
+
+    async def _do(self, name: str, body: Body, options: StepOptions, into: Any) -> Any:
+        state = await self._engine.do(name, body, options)
+        return from_payload(state.result, into)
+
+    def _checked(self, length: timedelta) -> timedelta:
+        if length > self._engine.max_timer:
+            raise ValueError(f"a wait is at most {self._engine.max_timer}, not {length}")
+        return length
+
+
+_NO_OPTIONS = StepOptions()
+
+
+def _options(*configs: Config) -> StepOptions:
+    if not any(configs):
+        return _NO_OPTIONS
+    given = {key: value for config in configs for key, value in config.items() if value is not None}
+    unknown = given.keys() - {"retries", "timeout"}
+    if unknown:
+        raise TypeError(f"a step has retries and timeout, not {', '.join(sorted(unknown))}")
+    retries, timeout = given.get("retries"), given.get("timeout")
+    return StepOptions(
+        None if retries is None else to_retry(retries),
+        None if timeout is None else to_timedelta(cast("DurationLike", timeout)),
+    )

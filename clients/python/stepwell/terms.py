@@ -1,0 +1,65 @@
+"""The terms of a connection: what the server's Welcome said that runs and leases work by."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from datetime import timedelta
+
+from google.protobuf.duration_pb2 import Duration
+
+from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1.server_pb2 import Limits
+
+_YEAR = timedelta(days=365)
+
+
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """What a worker goes by between one Welcome and the next. The defaults are the server's own."""
+
+    limits: Limits = field(default_factory=Limits)
+    max_steps: float = math.inf
+    max_timer: timedelta = _YEAR
+    max_attempts: float = 6
+    step_timeout: float = 600.0
+    virtual_clock: bool = False
+    lease: float = 30.0
+    heartbeat_interval: float = 10.0
+    max_credit: int = 1_000_000
+    database_id: str = ""
+
+    @property
+    def holds_for(self) -> float:
+        """Seconds after the start of its last renewal at which a worker must have stopped a task by itself."""
+        return self.lease - min(self.lease / 3, self.heartbeat_interval / 2)
+
+
+def terms_of(welcome: pb.Welcome) -> Terms:
+    """The terms that a Welcome offers; what it leaves out is the default."""
+    default = Terms()
+    policy = welcome.default_step_policy
+    limits = welcome.limits
+    return Terms(
+        limits=limits,
+        max_steps=limits.max_steps_per_run or math.inf,
+        max_timer=limits.max_timer.ToTimedelta() if limits.HasField("max_timer") else _YEAR,
+        max_attempts=attempts_of(policy, default.max_attempts),
+        step_timeout=_seconds(policy.timeout, default.step_timeout),
+        virtual_clock=welcome.virtual_clock,
+        lease=_seconds(welcome.lease, default.lease),
+        heartbeat_interval=_seconds(welcome.heartbeat_interval, default.heartbeat_interval),
+        max_credit=welcome.max_credit or default.max_credit,
+        database_id=welcome.database_id,
+    )
+
+
+def attempts_of(policy: pb.StepPolicy, default: float) -> float:
+    """How many executions a policy allows."""
+    if policy.retry.unlimited:
+        return math.inf
+    return policy.retry.max_attempts or default
+
+
+def _seconds(duration: Duration, default: float) -> float:
+    return duration.seconds + duration.nanos / 1e9 or default

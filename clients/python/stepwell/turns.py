@@ -1,0 +1,38 @@
+"""Turns of the event loop, counted once for everybody who waits for some of them to pass."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+
+
+class Turns:
+    """Calls back after so many turns of the loop, with one loop callback per turn however many wait."""
+
+    __slots__ = ("_due", "_is_counting", "_loop", "now")
+
+    def __init__(self) -> None:
+        self.now = 0
+        self._loop = asyncio.get_running_loop()
+        self._due: deque[list[Callable[[], None]]] = deque()
+        self._is_counting = False
+
+    def after(self, turns: int, callback: Callable[[], None]) -> None:
+        """Call back when `turns` turns have passed, at least one."""
+        while len(self._due) < turns:
+            self._due.append([])
+        self._due[turns - 1].append(callback)
+        if not self._is_counting:
+            self._is_counting = True
+            self._loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        self.now += 1
+        callbacks = self._due.popleft()
+        if self._due:
+            self._loop.call_soon(self._turn)
+        else:
+            self._is_counting = False
+        for callback in callbacks:
+            callback()

@@ -1,0 +1,198 @@
+"""One WatchInstances stream per client, shared by everybody who waits for an instance or watches one."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import grpc
+from grpc import aio
+
+from stepwell.errors import CallFailed, failure_of, refusal_of
+from stepwell.v1 import workflows_pb2 as pb
+
+if TYPE_CHECKING:
+    from stepwell.v1.workflows_pb2_grpc import WorkflowServiceAsyncStub
+
+Key: TypeAlias = tuple[str, str]
+
+_FIRST_BACKOFF = 0.1
+_LONGEST_BACKOFF = 5.0
+_TARGETS_PER_MESSAGE = 1000
+_DROP_SECONDS = 0.1
+_FINAL_CODES = frozenset(
+    {
+        grpc.StatusCode.UNIMPLEMENTED,
+        grpc.StatusCode.UNAUTHENTICATED,
+        grpc.StatusCode.PERMISSION_DENIED,
+        grpc.StatusCode.INVALID_ARGUMENT,
+    }
+)
+
+
+class Follower:
+    """Somebody who follows an instance: gets its newest state, leaving out those it was too slow for."""
+
+    __slots__ = ("_change", "_error", "_revision", "_steps", "_waiter", "wants_steps")
+
+    def __init__(self, *, wants_steps: bool) -> None:
+        self.wants_steps = wants_steps
+        self._revision = -1
+        self._change: pb.Instance | None = None
+        self._steps: dict[str, pb.Step] = {}
+        self._error: CallFailed | None = None
+        self._waiter: asyncio.Future[None] | None = None
+
+    def tell(self, change: pb.InstanceChange) -> None:
+        """Hand over a newer state; one that is not newer is ignored."""
+        if change.instance.revision > self._revision:
+            self._revision = change.instance.revision
+            self._change = change.instance
+            self._steps.update((step.name, step) for step in change.steps)
+            self._wake()
+
+    def fail(self, error: CallFailed) -> None:
+        """There will be no more states."""
+        self._error = error
+        self._wake()
+
+    async def next(self) -> tuple[pb.Instance, list[pb.Step]]:
+        """The newest state that was not taken yet, and the steps that changed up to it."""
+        while self._change is None:
+            if self._error is not None:
+                raise self._error
+            self._waiter = asyncio.get_running_loop().create_future()
+            await self._waiter
+        change, self._change = self._change, None
+        steps, self._steps = list(self._steps.values()), {}
+        return change, steps
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
+
+
+class Watches:
+    """Follows instances of one namespace over one stream, through every reconnect."""
+
+    def __init__(self, stub: WorkflowServiceAsyncStub, namespace: str) -> None:
+        self._stub = stub
+        self._namespace = namespace
+        self._followers: dict[Key, set[Follower]] = {}
+        self._revisions: dict[Key, int] = {}
+        self._added: dict[Key, None] = {}
+        self._dropped: dict[Key, None] = {}
+        self._has_news = asyncio.Event()
+        self._serving: asyncio.Task[None] | None = None
+        self._tries = 0
+
+    @contextmanager
+    def follow(self, workflow: str, instance_id: str, *, steps: bool = False) -> Iterator[Follower]:
+        """Follow an instance inside a `with` block, beginning with its present state."""
+        key = (workflow, instance_id)
+        follower = Follower(wants_steps=steps)
+        self._followers.setdefault(key, set()).add(follower)
+        self._revisions[key] = 0  # to be sent the present state, whoever follows already
+        self._dropped.pop(key, None)
+        self._added[key] = None
+        self._has_news.set()
+        if self._serving is None:
+            self._serving = asyncio.create_task(self._serve())
+        try:
+            yield follower
+        finally:
+            self._unfollow(key, follower)
+
+    async def close(self) -> None:
+        """End the stream."""
+        if self._serving is not None:
+            self._serving.cancel()
+            await asyncio.wait({self._serving})
+
+    def _unfollow(self, key: Key, follower: Follower) -> None:
+        followers = self._followers.get(key, set())
+        followers.discard(follower)
+        if not followers and self._followers.pop(key, None) is not None:
+            self._revisions.pop(key, None)
+            self._added.pop(key, None)
+            if not self._dropped:  # nothing urgent: those that end together are dropped together
+                asyncio.get_running_loop().call_later(_DROP_SECONDS, self._has_news.set)
+            self._dropped[key] = None
+
+    async def _serve(self) -> None:
+        """Keep a stream open; end with everybody's error if there can be none."""
+        try:
+            while True:
+                failure = await self._stream()
+                if failure is not None and failure.code in _FINAL_CODES:
+                    self._fail_all(failure)
+                    return
+                longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._tries)
+                self._tries = min(self._tries + 1, 10)
+                await asyncio.sleep(random.uniform(0, longest))
+        finally:
+            self._serving = None
+
+    async def _stream(self) -> CallFailed | None:
+        call: Any = self._stub.WatchInstances()
+        self._added, self._dropped = dict.fromkeys(self._followers), {}
+        self._has_news.set()
+        try:
+            async with asyncio.TaskGroup() as group:
+                writer = group.create_task(self._write(call))
+                try:
+                    while (message := await call.read()) is not aio.EOF and not message.draining:
+                        self._tries = 0
+                        self._receive(message)
+                except aio.AioRpcError as error:
+                    return failure_of(error)
+                finally:
+                    writer.cancel()
+        finally:
+            call.cancel()
+        return None
+
+    async def _write(self, call: Any) -> None:
+        try:
+            while True:
+                await self._has_news.wait()
+                self._has_news.clear()
+                while self._added or self._dropped:
+                    await call.write(self._take_changes())
+        except (aio.AioRpcError, asyncio.InvalidStateError, aio.UsageError):
+            return  # the stream has ended: the reader learns why
+
+    def _take_changes(self) -> pb.WatchInstancesRequest:
+        added = [self._added.popitem()[0] for _ in range(min(len(self._added), _TARGETS_PER_MESSAGE))]
+        dropped = [self._dropped.popitem()[0] for _ in range(min(len(self._dropped), _TARGETS_PER_MESSAGE))]
+        return pb.WatchInstancesRequest(add=map(self._target, added), drop=map(self._target, dropped))
+
+    def _target(self, key: Key) -> pb.WatchTarget:
+        return pb.WatchTarget(
+            namespace=self._namespace,
+            workflow=key[0],
+            instance_id=key[1],
+            known_revision=self._revisions.get(key, 0),
+            include_steps=any(follower.wants_steps for follower in self._followers.get(key, ())),
+        )
+
+    def _receive(self, message: pb.WatchInstancesResponse) -> None:
+        for change in message.changes:
+            if change.HasField("instance"):
+                key = (change.instance.workflow, change.instance.instance_id)
+                if key in self._followers:
+                    self._revisions[key] = change.instance.revision
+                for follower in self._followers.get(key, ()):
+                    follower.tell(change)
+            elif change.HasField("refusal"):
+                target = change.refusal.target
+                for follower in self._followers.get((target.workflow, target.instance_id), ()):
+                    follower.fail(refusal_of(change.refusal.error))
+
+    def _fail_all(self, failure: CallFailed) -> None:
+        for followers in self._followers.values():
+            for follower in followers:
+                follower.fail(failure)

@@ -1,0 +1,150 @@
+"""Worker: hosts workflows and executes them for a server."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import secrets
+import socket
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import stepwell
+from stepwell.client import Client
+from stepwell.clocks import Clock, LoopClock
+from stepwell.connection import Connection
+from stepwell.durations import DurationLike, to_seconds
+from stepwell.holdings import Capacity, Holdings
+from stepwell.threads import ThreadPool
+from stepwell.v1 import workers_pb2 as pb
+from stepwell.workflows import AnyWorkflow, App, WorkflowDefinition
+
+PROTOCOL_VERSION = 1
+
+_SECONDS_TO_LEAVE = 2.0
+
+
+class Worker:
+    """Hosts the workflows of an app: `async with Worker(client, app):`, or `await Worker(client, app).run()`.
+
+    In the `with` block the worker is registered and takes tasks, at most `max_tasks` at a time. Leaving it, executing
+    step bodies get `grace` to end; what then still executes goes to another worker. Functions that are not async run in
+    `threads` threads. Up to `cache` suspended runs stay in memory, so that they go on without a replay.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        app: App | None = None,
+        *,
+        workflows: Sequence[AnyWorkflow] = (),
+        max_tasks: int = 100,
+        threads: int = 32,
+        cache: int = 1000,
+        worker_id: str | None = None,
+        grace: DurationLike = "10 seconds",
+        connect_timeout: DurationLike = "30 seconds",
+        clock: Clock | None = None,
+    ) -> None:
+        self.app = App(workflows=[*(app.workflows if app else ()), *workflows])
+        if max_tasks < 1 or threads < 1 or cache < 0:
+            raise ValueError("max_tasks and threads are at least 1, cache at least 0")
+        self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
+        self._client = client
+        self._capacity = Capacity(max_tasks, cache)
+        self._threads = threads
+        self._grace = to_seconds(grace)
+        self._connect_timeout = to_seconds(connect_timeout)
+        self._clock = clock
+        self._session_id = secrets.token_hex(16)
+        self._serving: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> Worker:
+        self._open()
+        try:
+            await self._registered()
+        except BaseException:
+            await self._close()
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            await self._drain()
+        finally:
+            await self._close()
+
+    async def run(self) -> None:
+        """Work until cancelled, through every outage; then leave as at the end of a `with` block."""
+        self._open()
+        assert self._serving is not None
+        try:
+            await asyncio.shield(self._serving)
+        finally:
+            await self.__aexit__(None, None, None)
+
+    def _open(self) -> None:
+        if self._serving is not None:
+            raise RuntimeError("a Worker works once: make another one")
+        clock = self._clock or LoopClock()
+        self._pool = ThreadPool(self._threads)
+        self._holdings = Holdings(self.app, self._client, self._pool, clock, self._capacity)
+        self._connection = Connection(self._client.channel, self._holdings, self._hello)
+        self._serving = asyncio.create_task(self._connection.serve())
+
+    async def _registered(self) -> None:
+        """Wait until the server has stored what this worker hosts."""
+        assert self._serving is not None
+        welcome = asyncio.create_task(self._connection.is_welcome.wait())
+        try:
+            waits: set[asyncio.Task[Any]] = {welcome, self._serving}
+            await asyncio.wait(waits, timeout=self._connect_timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            welcome.cancel()
+        if self._serving.done():
+            await self._serving
+        if not self._connection.is_welcome.is_set():
+            raise self._connection.last_failure or TimeoutError("the server did not answer")
+
+    async def _drain(self) -> None:
+        """Let executing bodies end and be saved, for as long as the grace lasts, and say Goodbye."""
+        assert self._serving is not None
+        self._holdings.drain()
+        if not self._serving.done():
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._grace):
+                    await self._holdings.quiet.wait()
+        self._connection.leave()
+        await asyncio.wait({self._serving}, timeout=_SECONDS_TO_LEAVE)
+
+    async def _close(self) -> None:
+        assert self._serving is not None
+        self._serving.cancel()
+        await asyncio.wait({self._serving})
+        await self._holdings.close()
+        self._pool.close()
+        if not self._serving.cancelled():
+            self._serving.exception()  # it was raised where somebody waited for it
+
+    def _hello(self) -> pb.Hello:
+        return pb.Hello(
+            worker_id=self.worker_id,
+            session_id=self._session_id,
+            sdk=f"stepwell-python/{stepwell.__version__}",
+            protocol_version=PROTOCOL_VERSION,
+            namespace=self._client.namespace,
+            handlers=[_handler(definition) for definition in self.app.definitions.values()],
+            held=self._holdings.held(),
+        )
+
+
+def _handler(definition: WorkflowDefinition[Any, Any]) -> pb.Handler:
+    return pb.Handler(
+        kind=pb.HANDLER_KIND_WORKFLOW,
+        name=definition.name,
+        workflow=pb.WorkflowDefinition(description=definition.description),
+    )

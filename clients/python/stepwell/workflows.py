@@ -1,0 +1,178 @@
+"""What an author writes: workflows as classes or functions, and the App that gathers them for a worker."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import (
+    TYPE_CHECKING,
+    Any,
+    ClassVar,
+    Generic,
+    TypeAlias,
+    TypeVar,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
+
+from stepwell.steps import WorkflowStep
+
+if TYPE_CHECKING:
+    from stepwell.client import Client
+    from stepwell.instances import Workflow
+
+P = TypeVar("P")
+R = TypeVar("R")
+ChildP = TypeVar("ChildP")
+ChildR = TypeVar("ChildR")
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+_DESCRIPTION_CHARACTERS = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowEvent(Generic[P]):
+    """What a run begins with: the instance's parameters, and what identifies it."""
+
+    payload: P
+    timestamp: datetime
+    instance_id: str
+    run_number: int = 0
+
+
+Program: TypeAlias = Callable[[WorkflowEvent[Any], WorkflowStep], Awaitable[Any]]
+
+
+class WorkflowEntrypoint(Generic[P, R]):
+    """Base of workflow classes: set `name`, write `run`. A new object serves every execution of a run.
+
+    `WorkflowEntrypoint[Params, Result]` names the types that `event.payload` and `result()` are built into.
+    """
+
+    name: ClassVar[str]
+    _client: Client | None = None
+
+    async def run(self, event: WorkflowEvent[P], step: WorkflowStep) -> R:
+        """The workflow itself: everything with an effect belongs into a step."""
+        raise NotImplementedError(f"{type(self).__name__} has no run(self, event, step)")
+
+    @overload
+    def workflow(self, workflow: type[WorkflowEntrypoint[ChildP, ChildR]]) -> Workflow[ChildP, ChildR]: ...
+    @overload
+    def workflow(self, workflow: WorkflowDefinition[ChildP, ChildR]) -> Workflow[ChildP, ChildR]: ...
+    @overload
+    def workflow(self, workflow: str) -> Workflow[Any, Any]: ...
+    def workflow(self, workflow: Any) -> Workflow[Any, Any]:
+        """Access to another workflow through the worker's client; to be used inside steps."""
+        if self._client is None:
+            raise RuntimeError("workflow() is for runs that a Worker executes: this object has no client")
+        return self._client.workflow(workflow)
+
+
+@dataclass(frozen=True, slots=True)
+class WorkflowDefinition(Generic[P, R]):
+    """A workflow as the SDK sees it, whichever form it was written in."""
+
+    name: str
+    description: str
+    params_type: Any
+    result_type: Any
+    program: Callable[[Client | None], Program] = field(repr=False)
+
+    def __call__(self, event: WorkflowEvent[P], step: WorkflowStep) -> Awaitable[R]:
+        """Call the workflow like the function that it was written as, for instance in a test of its own."""
+        return self.program(None)(event, step)
+
+
+AnyWorkflow: TypeAlias = type[WorkflowEntrypoint[Any, Any]] | WorkflowDefinition[Any, Any]
+
+
+def workflow(name: str) -> Callable[[Callable[..., Awaitable[R]]], WorkflowDefinition[Any, R]]:
+    """Make a workflow of `async def f(event, step)`. It registers nothing: give the result to an App."""
+
+    def define(function: Callable[..., Awaitable[R]]) -> WorkflowDefinition[Any, R]:
+        params_type, result_type = _hinted_types(function)
+        return WorkflowDefinition(
+            _checked_name(name), _first_line(function.__doc__), params_type, result_type, lambda _client: function
+        )
+
+    return define
+
+
+def definition_of(workflow: AnyWorkflow) -> WorkflowDefinition[Any, Any]:
+    """The definition of a workflow class; a definition is its own. TypeError if it is neither, or has no name."""
+    if isinstance(workflow, WorkflowDefinition):
+        return workflow
+    if not (isinstance(workflow, type) and issubclass(workflow, WorkflowEntrypoint)):
+        raise TypeError(f"a workflow is a WorkflowEntrypoint class or made by @workflow(...), not {workflow!r}")
+    name = getattr(workflow, "name", None)
+    if not isinstance(name, str):
+        raise TypeError(f'give the workflow class {workflow.__name__} a name: name = "..."')
+    params_type, result_type = _declared_types(workflow)
+    return WorkflowDefinition(
+        _checked_name(name), _first_line(workflow.__dict__.get("__doc__")), params_type, result_type, _program(workflow)
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class App:
+    """The workflows that a worker hosts: `Worker(client, app)`, `stepwell worker module:app`."""
+
+    workflows: Sequence[AnyWorkflow] = ()
+    definitions: dict[str, WorkflowDefinition[Any, Any]] = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        definitions: dict[str, WorkflowDefinition[Any, Any]] = {}
+        for definition in map(definition_of, self.workflows):
+            if definition.name in definitions:
+                raise ValueError(f"two workflows of this app are called {definition.name!r}")
+            definitions[definition.name] = definition
+        object.__setattr__(self, "definitions", definitions)
+
+
+def _program(cls: type[WorkflowEntrypoint[Any, Any]]) -> Callable[[Client | None], Program]:
+    def program(client: Client | None) -> Program:
+        entrypoint = cls()
+        entrypoint._client = client
+        return entrypoint.run
+
+    return program
+
+
+def _checked_name(name: str) -> str:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f'a workflow name is 1 to 64 letters, digits, "-" or "_", not beginning with "-": {name!r}')
+    return name
+
+
+def _first_line(docstring: str | None) -> str:
+    lines = inspect.cleandoc(docstring or "").splitlines()
+    return lines[0][:_DESCRIPTION_CHARACTERS] if lines else ""
+
+
+def _declared_types(cls: type[WorkflowEntrypoint[Any, Any]]) -> tuple[Any, Any]:
+    for ancestor in cls.__mro__:
+        for base in ancestor.__dict__.get("__orig_bases__", ()):
+            if get_origin(base) is WorkflowEntrypoint:
+                params_type, result_type = (_concrete(arg) for arg in get_args(base))
+                return params_type, result_type
+    return _hinted_types(cls.run)
+
+
+def _hinted_types(function: Callable[..., Any]) -> tuple[Any, Any]:
+    """The types that the signature names; those that cannot be resolved, such as local classes, count as plain JSON."""
+    try:
+        hints = get_type_hints(function)
+    except NameError:
+        return None, None
+    events = [get_args(hint)[0] for hint in hints.values() if get_origin(hint) is WorkflowEvent]
+    return _concrete(events[0] if events else None), _concrete(hints.get("return"))
+
+
+def _concrete(hint: Any) -> Any:
+    return None if isinstance(hint, TypeVar) or hint is type(None) else hint

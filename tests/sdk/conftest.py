@@ -1,0 +1,28 @@
+"""Fixtures of the SDK's unit tests: no server, no network, no waiting."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from stepwell import Client
+from tests.sdk.fake_server import FakeServer, fake_server
+from tests.sdk.stage import Stage
+
+
+@pytest.fixture
+async def stage() -> Stage:
+    return Stage()
+
+
+@pytest.fixture
+async def server() -> AsyncIterator[FakeServer]:
+    async with fake_server() as served:
+        yield served
+
+
+@pytest.fixture
+async def client(server: FakeServer) -> AsyncIterator[Client]:
+    async with Client(server.address) as opened:
+        yield opened

@@ -1,0 +1,94 @@
+"""Coalescing: one batch in flight, each caller its own answer, a failed batch never mixed anew."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from stepwell.batching import Coalescer
+from stepwell.v1.workflows_pb2 import SendEventsItem
+
+
+class Wire:
+    """Takes batches, and answers when it is let."""
+
+    def __init__(self) -> None:
+        self.batches: list[list[str]] = []
+        self.gate = asyncio.Event()
+        self.error: Exception | None = None
+
+    async def send(self, items: list[SendEventsItem]) -> list[str]:
+        self.batches.append([item.type for item in items])
+        await self.gate.wait()
+        if self.error is not None:
+            raise self.error
+        return [f"stored {item.type}" for item in items]
+
+
+@pytest.fixture
+def wire() -> Wire:
+    return Wire()
+
+
+async def submit(coalescer: Coalescer[SendEventsItem, str], *types: str) -> list[asyncio.Task[str]]:
+    tasks = [asyncio.create_task(coalescer.submit(SendEventsItem(type=type))) for type in types]
+    for _ in range(5):
+        await asyncio.sleep(0)
+    return tasks
+
+
+async def test_what_comes_while_one_is_in_flight_goes_with_the_next(wire: Wire) -> None:
+    coalescer = Coalescer(wire.send)
+    first = await submit(coalescer, "a")
+    others = await submit(coalescer, "b", "c")
+    assert wire.batches == [["a"]]
+
+    wire.gate.set()
+    assert await asyncio.gather(*first, *others) == ["stored a", "stored b", "stored c"]
+    assert wire.batches == [["a"], ["b", "c"]]
+
+
+async def test_a_failed_batch_fails_for_its_callers_and_no_others(wire: Wire) -> None:
+    coalescer = Coalescer(wire.send)
+    doomed = await submit(coalescer, "a", "b")
+    wire.error = ConnectionError("down")
+    wire.gate.set()
+    for task in doomed:
+        with pytest.raises(ConnectionError):
+            await task
+
+    wire.error = None
+    assert await asyncio.gather(*await submit(coalescer, "c")) == ["stored c"]
+    assert wire.batches == [["a", "b"], ["c"]]
+
+
+async def test_a_caller_that_gives_up_does_not_disturb_the_others(wire: Wire) -> None:
+    coalescer = Coalescer(wire.send)
+    gives_up, stays = await submit(coalescer, "a", "b")
+    gives_up.cancel()
+    wire.gate.set()
+
+    assert await stays == "stored b"
+    assert gives_up.cancelled()
+
+
+async def test_a_batch_is_bounded_in_items_and_in_bytes(wire: Wire) -> None:
+    wire.gate.set()
+    coalescer = Coalescer(wire.send)
+
+    await asyncio.gather(*await submit(coalescer, *["x"] * 101))
+    await asyncio.gather(*await submit(coalescer, *["y" * 2_000_000] * 2))
+
+    assert [len(batch) for batch in wire.batches] == [100, 1, 1, 1]
+
+
+async def test_closing_cancels_those_who_wait(wire: Wire) -> None:
+    coalescer = Coalescer(wire.send)
+    tasks = await submit(coalescer, "a") + await submit(coalescer, "b")
+
+    await coalescer.close()
+
+    for task in tasks:
+        with pytest.raises(asyncio.CancelledError):
+            await task

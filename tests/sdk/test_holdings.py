@@ -1,0 +1,289 @@
+"""What a worker holds, through reconnects, lost leases and a cache that forgets."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+from google.protobuf.duration_pb2 import Duration
+
+from stepwell import App, WorkflowEntrypoint, workflow
+from stepwell.holdings import Capacity, Holdings
+from stepwell.v1 import workers_pb2 as pb
+from tests.sdk.stage import InlinePool, ManualClock, in_a_word, settle, slept, waiting
+
+LEASE = Duration(seconds=30)
+INTERVAL = Duration(seconds=10)
+
+
+@workflow("nap")
+async def nap(event: Any, step: Any) -> str:
+    await step.sleep("sleep", "1 hour")
+    await step.do("work", lambda: 1)
+    return "rested"
+
+
+@workflow("stuck")
+async def stuck(event: Any, step: Any) -> None:
+    await step.do("for ever", asyncio.Event().wait)
+
+
+class Worker:
+    """Holdings with a hand on the wire."""
+
+    def __init__(self, **capacity: int) -> None:
+        self.clock = ManualClock()
+        self.holdings = Holdings(App([nap, stuck]), None, InlinePool(), self.clock, Capacity(**capacity))
+
+    def welcome(self, *held: tuple[int, int], database_id: str = "db", **fields: Any) -> list[str]:
+        tasks = [pb.HeldTask(task_id=task_id, fence=fence) for task_id, fence in held]
+        welcome = pb.Welcome(database_id=database_id, lease=LEASE, heartbeat_interval=INTERVAL, held=tasks, **fields)
+        self.holdings.welcomed(welcome)
+        return self.sent()
+
+    async def receive(self, task_id: int = 1, fence: int = 1, number: int = 0, **body: Any) -> list[str]:
+        self.holdings.receive(pb.ServerFrame(task_id=task_id, fence=fence, number=number, **body))
+        await settle()
+        return self.sent()
+
+    async def task(self, name: str = "nap", task_id: int = 1, fence: int = 1, **fields: Any) -> list[str]:
+        ref = pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name=name)
+        task = pb.Task(handler=ref, key=f"{name}-{task_id}", workflow=pb.WorkflowInput(**fields))
+        return await self.receive(task_id, fence, task=task)
+
+    async def ack(self, number: int, task_id: int = 1, fence: int = 1, **fields: Any) -> list[str]:
+        return await self.receive(task_id, fence, number, ack=pb.Ack(**fields))
+
+    def sent(self) -> list[str]:
+        return [
+            f"credit:{frame.credit.tasks}" if frame.HasField("credit") else in_a_word(frame)
+            for frame in self.holdings.take_frames()
+        ]
+
+    def unacked(self) -> list[pb.WorkerFrame]:
+        """What would be sent again on another stream."""
+        self.holdings.disconnected()
+        self.holdings.welcomed(pb.Welcome(database_id="db", held=self.holdings.held()))
+        return [frame for frame in self.holdings.take_frames() if frame.number]
+
+    def held(self) -> list[tuple[int, int]]:
+        return [(held.task_id, held.fence) for held in self.holdings.held()]
+
+
+@pytest.fixture
+async def worker() -> Worker:
+    return Worker(max_tasks=2)
+
+
+async def suspended(worker: Worker, revision: int = 5) -> None:
+    """A run of `nap` that sleeps in the worker's memory."""
+    await worker.task()
+    await worker.ack(1)
+    await worker.ack(2, released=True, revision=revision)
+
+
+async def test_credit_is_exact(worker: Worker) -> None:
+    assert worker.welcome() == ["credit:2"]
+    assert await worker.task() == ["task_ack", "wait:sleep", "suspend"]
+    assert await worker.ack(1) == []
+    assert await worker.ack(2, released=True) == ["credit:1"]
+
+
+async def test_the_server_bounds_the_credit(worker: Worker) -> None:
+    assert worker.welcome(max_credit=1) == ["credit:1"]
+
+
+async def test_a_cached_task_goes_on_in_memory(worker: Worker) -> None:
+    worker.welcome()
+    await suspended(worker)
+
+    woken = await worker.task(fence=2, cached=True, known_revision=5, steps=[slept("sleep")])
+
+    assert woken == ["task_ack", "step_done:work", "finish"]
+
+
+@pytest.mark.parametrize("wrong", [{"known_revision": 4}, {"known_revision": 5, "run_number": 1}])
+async def test_a_run_that_is_not_the_one_that_is_meant_is_not_used(worker: Worker, wrong: dict[str, int]) -> None:
+    worker.welcome()
+    await suspended(worker)
+
+    assert await worker.task(fence=2, cached=True, steps=[slept("sleep")], **wrong) == ["task_ack", "need_state"]
+    assert await worker.task(fence=2, steps=[slept("sleep")]) == ["task_ack", "step_done:work", "finish"]
+
+
+async def test_the_cache_forgets_what_was_used_longest_ago() -> None:
+    worker = Worker(max_tasks=2, cache=1)
+    worker.welcome()
+    for task_id in (1, 2):
+        await worker.task(task_id=task_id)
+        await worker.ack(1, task_id)
+        await worker.ack(2, task_id, released=True, revision=5)
+
+    assert await worker.task(task_id=1, fence=2, cached=True, known_revision=5) == ["task_ack", "need_state"]
+    assert await worker.task(task_id=2, fence=2, cached=True, known_revision=5) == ["task_ack", "suspend"]
+
+
+async def test_state_that_comes_in_pieces_is_waited_for(worker: Worker) -> None:
+    worker.welcome()
+
+    assert await worker.task(more=True) == ["task_ack"]
+    assert await worker.receive(task_state=pb.TaskState(steps=[slept("sleep")])) == ["step_done:work", "finish"]
+
+
+async def test_a_reconnect_sends_again_what_was_not_acknowledged(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task()
+    await worker.ack(1)
+    worker.holdings.disconnected()
+    assert worker.held() == [(1, 1)]
+
+    assert worker.welcome((1, 1)) == ["suspend", "credit:1"]
+
+
+async def test_what_happens_without_a_stream_is_said_on_the_next_one(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task(more=True)
+    worker.holdings.disconnected()
+    worker.holdings.receive(pb.ServerFrame(task_id=1, fence=1, task_state=pb.TaskState()))
+    await settle()
+    assert worker.sent() == []
+
+    assert worker.welcome((1, 1)) == ["wait:sleep", "suspend", "credit:1"]
+
+
+async def test_a_task_that_the_server_gave_away_is_dropped(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task("stuck")
+    worker.holdings.disconnected()
+
+    assert worker.welcome() == ["credit:2"]
+    assert worker.held() == []
+
+
+async def test_another_database_is_another_world(worker: Worker) -> None:
+    worker.welcome()
+    await suspended(worker)
+    await worker.task("stuck", task_id=2)
+    worker.holdings.disconnected()
+
+    assert worker.welcome((2, 1), database_id="restored") == ["credit:2"]
+    assert await worker.task(fence=2, cached=True, known_revision=5) == ["task_ack", "need_state"]
+
+
+async def test_a_stale_lease_gives_its_credit_back(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task("stuck")
+
+    assert await worker.receive(stale=pb.Stale()) == ["credit:1"]
+    assert worker.held() == []
+
+
+async def test_frames_under_an_old_fence_are_ignored(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task("stuck", fence=2)
+
+    assert await worker.receive(fence=1, stale=pb.Stale()) == []
+    assert worker.held() == [(1, 2)]
+    await worker.holdings.close()
+
+
+async def test_a_task_under_a_new_fence_replaces_the_old_one(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task("stuck", fence=1)
+
+    assert await worker.task("stuck", fence=2) == ["task_ack", "credit:1"]
+    assert worker.held() == [(1, 2)]
+    await worker.holdings.close()
+
+
+async def test_a_cancelled_task_is_dropped(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task("stuck")
+
+    assert await worker.receive(cancel=pb.Cancel(reason="terminated")) == ["credit:1"]
+
+
+async def test_heartbeats_name_every_lease_and_a_confirmed_one_renews_it(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task("stuck")
+    worker.clock.advance(20)
+    worker.holdings.heartbeat()
+    (beat,) = worker.holdings.take_frames()
+    assert [(held.task_id, held.fence) for held in beat.heartbeat.held] == [(1, 1)]
+
+    await worker.receive(0, 0, heartbeat=pb.ServerHeartbeat(heartbeat_number=1))
+    worker.clock.advance(20)
+    worker.holdings.expire()
+
+    assert worker.held() == [(1, 1)]
+    await worker.holdings.close()
+
+
+async def test_a_lease_that_is_not_renewed_is_given_up_before_it_ends(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task("stuck")
+    worker.clock.advance(20)
+    worker.holdings.heartbeat()  # never confirmed
+    assert worker.held() == [(1, 1)]
+
+    worker.clock.advance(6)
+    worker.holdings.expire()
+
+    assert worker.held() == []
+
+
+async def test_a_draining_worker_takes_no_task_and_grants_no_credit(worker: Worker) -> None:
+    worker.welcome()
+    worker.holdings.drain()
+    assert worker.holdings.quiet.is_set()
+
+    assert await worker.task() == []
+    assert worker.held() == []
+
+
+async def test_draining_waits_for_bodies_that_execute(worker: Worker) -> None:
+    gate = asyncio.Event()
+
+    @workflow("slow")
+    async def slow(event: Any, step: Any) -> None:
+        await step.do("work", gate.wait)
+
+    worker.holdings = Holdings(App([slow]), None, InlinePool(), worker.clock)
+    worker.welcome()
+    await worker.task("slow")
+    worker.holdings.drain()
+    assert not worker.holdings.quiet.is_set()
+
+    gate.set()
+    await settle()
+    assert worker.sent() == ["step_done:work", "finish"]
+    await worker.ack(1)
+    await worker.ack(2, released=True)
+
+    assert worker.holdings.quiet.is_set()
+
+
+async def test_a_result_that_came_too_late_starts_the_run_over(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task(steps=[slept("sleep")])
+    late = waiting("work", attempts=1)
+
+    assert await worker.receive(resolved=pb.Resolved(steps=[late])) == ["need_state"]
+    assert worker.held() == [(1, 1)]
+
+    assert await worker.task(steps=[slept("sleep"), late]) == ["task_ack", "suspend"]
+    assert [frame.number for frame in worker.unacked()] == [3]  # after the two that were sent before
+
+
+async def test_a_class_that_cannot_be_made_fails_its_run_not_the_worker(worker: Worker) -> None:
+    class Broken(WorkflowEntrypoint[Any, Any]):
+        name = "broken"
+
+        def __init__(self) -> None:
+            raise LookupError("no settings")
+
+    worker.holdings = Holdings(App([Broken]), None, InlinePool(), worker.clock)
+    worker.welcome()
+
+    assert await worker.task("broken") == ["task_ack", "finish"]

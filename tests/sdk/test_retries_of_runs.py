@@ -1,0 +1,280 @@
+"""Executions that fail, take too long or are cancelled, and what the server's verdict sets off."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from typing import Any
+
+import pytest
+
+from stepwell import Retry, StepFailed, StepTimeoutError
+from stepwell.hosts import Phase
+from stepwell.threads import ThreadPool
+from stepwell.v1 import workers_pb2 as pb
+from tests.sdk.stage import LATER, Stage, failed, pending, settle, waiting
+
+
+class Flaky:
+    """Fails as often as it is told to."""
+
+    def __init__(self, failures: int) -> None:
+        self.calls = 0
+        self.failures = failures
+
+    def __call__(self) -> str:
+        self.calls += 1
+        if self.calls <= self.failures:
+            raise ConnectionError(f"call {self.calls}")
+        return "ok"
+
+
+def flaky_order(body: Any, **config: Any) -> Any:
+    async def order(event: Any, step: Any) -> Any:
+        return await step.do("a", body, **config)
+
+    return order
+
+
+async def test_a_failed_execution_suspends_the_run_until_the_server_says_so(stage: Stage) -> None:
+    body = Flaky(1)
+    run = await stage.begin(flaky_order(body))
+    assert stage.kinds() == ["step_failed:a"]
+
+    await stage.ack(run, 1, wake_at=LATER)
+    assert stage.kinds() == ["suspend"]
+    await stage.ack(run, 2, released=True)
+
+    run.attach(1, 2, pb.WorkflowInput(steps=[pending("a", attempts=1)], cached=True))
+    await settle()
+    frames = stage.take()
+    assert [frame.WhichOneof("body") for frame in frames] == ["step_done", "finish"]
+    assert (frames[0].step_done.attempt, body.calls) == (2, 2)
+
+
+async def test_a_retry_under_the_same_lease_is_announced(stage: Stage) -> None:
+    body = Flaky(1)
+    run = await stage.begin(flaky_order(body))
+    await stage.ack(run, 1, wake_at=LATER)
+    await stage.ack(run, 2, released=False)
+    stage.take()
+
+    await stage.resolve(run, pending("a", attempts=1))
+    assert (stage.kinds(), body.calls) == (["begin_steps +a"], 1)
+    await stage.ack(run, 3)
+    assert body.calls == 2
+
+
+async def test_the_last_failure_reaches_the_function_as_the_very_exception(stage: Stage) -> None:
+    error = ConnectionError("down")
+    caught: list[Exception] = []
+
+    def body() -> None:
+        raise error
+
+    async def order(event: Any, step: Any) -> None:
+        try:
+            await step.do("a", body)
+        except ConnectionError as raised:
+            caught.append(raised)
+
+    run = await stage.begin(order)
+    await stage.ack(run, 1)
+
+    assert caught == [error]
+    assert stage.kinds() == ["step_failed:a", "finish"]
+
+
+async def test_a_replayed_failure_is_caught_by_the_same_except(stage: Stage) -> None:
+    async def order(event: Any, step: Any) -> str:
+        try:
+            await step.do("a", lambda: None)
+        except ConnectionError as error:
+            assert isinstance(error, StepFailed)
+            return str(error)
+        return "no error"
+
+    await stage.begin(order, failed("a", "ConnectionError", "down"))
+
+    assert stage.take()[0].finish.output.json == '"down"'
+
+
+async def test_executions_that_were_lost_count_and_the_ceiling_is_strict(stage: Stage) -> None:
+    body = Flaky(0)
+
+    run = await stage.begin(flaky_order(body, retries=Retry(limit=1)), pending("a", attempts=1), interruptions=1)
+
+    told = stage.take()[0].step_failed
+    assert (told.attempt, told.failure.name, told.failure.non_retryable) == (2, "StepMaxAttemptsExceeded", True)
+    await stage.ack(run, 1)
+    assert stage.take()[0].finish.failure.message == "STEP_MAX_ATTEMPTS_EXCEEDED"
+    assert body.calls == 0
+
+
+async def test_an_interruption_is_charged_to_the_first_bodies_only(stage: Stage) -> None:
+    async def order(event: Any, step: Any) -> None:
+        await step.do("a", lambda: 1)
+        await step.do("b", lambda: 1)
+
+    await stage.begin(order, interruptions=1)
+
+    (frame,) = stage.take()
+    assert (frame.step_done.attempt, frame.opens[0].attempt) == (2, 1)
+
+
+async def test_what_is_not_retryable_says_so(stage: Stage) -> None:
+    retry = Retry(limit=5, is_retryable=lambda error: not isinstance(error, ConnectionError))
+
+    await stage.begin(flaky_order(Flaky(1), retries=retry))
+
+    assert stage.take()[0].step_failed.failure.non_retryable
+
+
+async def test_a_result_that_is_not_json_fails_that_step_for_good(stage: Stage) -> None:
+    run = await stage.begin(flaky_order(lambda: {1, 2}))
+
+    failure = stage.take()[0].step_failed.failure
+    assert (failure.name, failure.non_retryable) == ("StepResultInvalid", True)
+    assert "'a'" in failure.message and "set" in failure.message
+    run.drop()
+
+
+async def test_an_execution_that_takes_too_long_fails_and_is_cancelled(stage: Stage) -> None:
+    cancelled: list[bool] = []
+
+    async def slow() -> None:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.append(True)
+            raise
+
+    run = await stage.begin(flaky_order(slow, timeout="5 seconds"))
+    stage.clock.advance(4.9)
+    await settle()
+    assert stage.kinds() == []
+
+    stage.clock.advance(0.1)
+    await settle()
+    failure = stage.take()[0].step_failed.failure
+    assert (failure.name, failure.message, cancelled) == ("StepTimeoutError", "STEP_TIMEOUT", [True])
+    await stage.ack(run, 1)
+    assert stage.take()[0].finish.failure.name == "StepTimeoutError"
+
+
+async def test_a_thread_that_takes_too_long_is_left_alone_and_its_result_ignored(stage: Stage) -> None:
+    gate, ended = threading.Event(), asyncio.Event()
+    stage.pool = pool = ThreadPool(1)
+    run = await stage.begin(flaky_order(lambda: gate.wait(10), timeout="5 seconds"))
+    stage.clock.advance(5)
+    await settle()
+    assert stage.kinds() == ["step_failed:a"]
+
+    gate.set()
+    pool.call(lambda: None, lambda _: ended.set())  # served by the same thread, after the late body
+    await ended.wait()
+    await settle()
+    assert stage.kinds() == []
+    pool.close()
+    run.drop()
+
+
+async def test_a_body_that_no_thread_was_free_for_never_begins(stage: Stage) -> None:
+    gate, calls = threading.Event(), list[str]()
+    stage.pool = pool = ThreadPool(1)
+    pool.call(lambda: gate.wait(10), lambda _: None)
+    run = await stage.begin(flaky_order(lambda: calls.append("called"), timeout="5 seconds"))
+    stage.clock.advance(5)
+
+    gate.set()
+    served = asyncio.Event()
+    pool.call(lambda: None, lambda _: served.set())
+    await served.wait()
+
+    assert calls == []
+    pool.close()
+    run.drop()
+
+
+async def test_an_execution_may_begin_while_the_one_before_is_stuck_in_its_thread(stage: Stage) -> None:
+    gates = [threading.Event(), threading.Event()]
+    calls = iter(gates)
+    stage.pool = pool = ThreadPool(2)
+    run = await stage.begin(flaky_order(lambda: next(calls).wait(10), timeout="5 seconds"))
+    stage.clock.advance(5)
+    await settle()
+    await stage.ack(run, 1, wake_at=LATER)
+    await stage.ack(run, 2, released=False)
+    await stage.resolve(run, pending("a", attempts=1))
+    stage.take()
+    await stage.ack(run, 3)
+
+    gates[1].set()
+    while not stage.sent:
+        await asyncio.sleep(0)
+    assert stage.sent[0].HasField("step_done")
+    gates[0].set()
+    pool.close()
+
+
+async def test_a_fast_step_leaves_no_timer(stage: Stage) -> None:
+    await stage.begin(flaky_order(lambda: 1, timeout="5 seconds"))
+
+    assert stage.clock.open_timers() == 0
+
+
+async def test_the_server_can_time_an_execution_out(stage: Stage) -> None:
+    run = await stage.begin(flaky_order(asyncio.Event().wait))
+
+    run.cancel_step("a")
+    await settle()
+    assert stage.kinds() == []  # the server is about to say what it made of it
+
+    await stage.resolve(run, waiting("a", attempts=1))
+    assert stage.kinds() == ["suspend"]
+    run.drop()
+
+
+async def test_an_execution_that_the_function_cancels_is_a_failed_one(stage: Stage) -> None:
+    async def order(event: Any, step: Any) -> str:
+        try:
+            await asyncio.wait_for(step.do("a", asyncio.Event().wait), 0)
+        except TimeoutError:
+            return "gave up"
+        return "done"
+
+    async def patient(event: Any, step: Any) -> None:
+        task = asyncio.create_task(step.do("a", asyncio.Event().wait))
+        await step.do("b", lambda: 1)
+        task.cancel()
+        await step.do("c", lambda: 1)
+
+    await stage.begin(order)
+    assert stage.kinds() == ["finish"]  # it was cancelled before it began
+
+    await stage.begin(patient)
+    frames = stage.take()
+    assert [frame.WhichOneof("body") for frame in frames] == ["step_done", "step_failed"]
+    assert frames[1].step_failed.failure.name == "CancelledError"
+
+
+async def test_a_body_that_cancels_itself_fails_the_step_not_the_worker(stage: Stage) -> None:
+    async def body() -> None:
+        raise asyncio.CancelledError
+
+    run = await stage.begin(flaky_order(body))
+    await stage.ack(run, 1)
+
+    assert stage.take()[-1].finish.failure.name == "CancelledError"
+
+
+async def test_a_step_timeout_is_an_error_to_catch(stage: Stage) -> None:
+    async def order(event: Any, step: Any) -> str:
+        with pytest.raises(StepTimeoutError):
+            await step.do("a", lambda: 1)
+        return "caught"
+
+    run = await stage.begin(order, failed("a", "StepTimeoutError", "STEP_TIMEOUT"))
+
+    assert stage.take()[0].finish.output.json == '"caught"'
+    assert run.phase is Phase.FINISHING

@@ -1,0 +1,204 @@
+"""How a run is stopped, released, refused and taken up again."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from stepwell.hosts import Phase
+from stepwell.terms import Terms
+from stepwell.v1 import workers_pb2 as pb
+from tests.sdk.stage import Stage, settle, slept
+
+
+async def three_steps(event: Any, step: Any) -> Any:
+    first = await step.do("a", lambda: 1)
+    second = await step.do("b", lambda: first + 1)
+    return await step.do("c", lambda: second + 1)
+
+
+async def test_a_pause_is_honoured_after_the_result_and_begins_no_body(stage: Stage) -> None:
+    run = await stage.begin(three_steps)
+
+    await stage.ack(run, 1, stop=pb.STOP_PAUSE, released=True)
+
+    assert (run.phase, stage.kinds()) == (Phase.DROPPED, ["step_done:a +b"])
+
+
+async def test_a_pause_waits_for_bodies_that_execute_and_then_asks_to_go(stage: Stage) -> None:
+    gate = asyncio.Event()
+
+    async def pair(step: Any) -> None:
+        await step.do("a", lambda: 1)
+        await step.do("b", lambda: 2)
+
+    async def order(event: Any, step: Any) -> None:
+        await asyncio.gather(pair(step), step.do("slow", gate.wait))
+
+    run = await stage.begin(order)
+    assert stage.kinds() == ["step_done:a =slow +b"]
+    await stage.ack(run, 1, stop=pb.STOP_PAUSE)
+    assert stage.kinds() == []
+
+    gate.set()
+    await settle()
+    assert stage.kinds() == ["step_done:slow"]
+    await stage.ack(run, 2, stop=pb.STOP_PAUSE)
+    assert stage.kinds() == ["suspend"]
+    await stage.ack(run, 3, stop=pb.STOP_PAUSE, released=True)
+    assert run.phase is Phase.DROPPED
+
+
+async def test_a_pause_that_was_withdrawn_lets_bodies_begin(stage: Stage) -> None:
+    run = await stage.begin(three_steps)
+    await stage.ack(run, 1, stop=pb.STOP_PAUSE)
+    assert stage.kinds() == ["step_done:a +b", "suspend"]
+
+    await stage.ack(run, 2, stop=pb.STOP_NONE, released=False)
+    assert stage.kinds() == ["begin_steps +b"]
+
+
+async def test_a_terminated_run_is_dropped_by_its_next_ack(stage: Stage) -> None:
+    run = await stage.begin(three_steps)
+
+    await stage.ack(run, 1, stop=pb.STOP_CANCEL)
+
+    assert run.phase is Phase.DROPPED
+
+
+async def test_a_draining_worker_begins_no_further_body(stage: Stage) -> None:
+    stage.is_draining = True
+
+    run = await stage.begin(three_steps)
+
+    assert (stage.kinds(), run.is_quiet) == ([], True)
+    run.drop()
+
+
+async def test_a_dropped_run_can_do_nothing_and_says_nothing(stage: Stage) -> None:
+    seen: list[str] = []
+
+    async def order(event: Any, step: Any) -> None:
+        try:
+            await step.do("a", asyncio.Event().wait)
+        except Exception:
+            seen.append("caught by a broad except")
+        finally:
+            await step.do("cleanup", lambda: seen.append("executed in finally"))
+
+    run = await stage.begin(order)
+    run.drop()
+    await settle()
+
+    assert (seen, stage.kinds(), stage.let_go_runs) == ([], [], [run])
+    assert run.function is not None and run.function.done()
+
+
+async def test_a_refused_frame_ends_the_run_with_its_reason(stage: Stage) -> None:
+    run = await stage.begin(three_steps)
+    stage.take()
+
+    run.refused(1, "PAYLOAD_TOO_LARGE", "too large")
+    await settle()
+
+    (finish,) = stage.take()
+    assert (finish.number, finish.finish.failure.name) == (2, "PAYLOAD_TOO_LARGE")
+
+
+async def test_frames_after_a_refused_one_are_kept_but_set_nothing_off(stage: Stage) -> None:
+    began: list[str] = []
+
+    async def branch(step: Any, first: str, second: str, gate: asyncio.Event) -> None:
+        await gate.wait()
+        await step.do(first, lambda: None)
+        await step.do(second, lambda: began.append(second))
+
+    async def order(event: Any, step: Any) -> None:
+        await asyncio.gather(branch(step, "a", "b", gates[0]), branch(step, "c", "d", gates[1]))
+
+    gates = [asyncio.Event(), asyncio.Event()]
+    gates[0].set()
+    run = await stage.begin(order)
+    gates[1].set()
+    await settle()
+    assert stage.kinds() == ["step_done:a +b", "begin_steps +c"]
+
+    run.refused(1, "PAYLOAD_TOO_LARGE", "too large")
+    await settle()
+    assert [frame.number for frame in run.unacked_frames()] == [2, 3]
+    await stage.ack(run, 2)
+    assert (began, stage.kinds()) == ([], ["finish"])
+
+
+async def test_a_refused_end_is_the_end(stage: Stage) -> None:
+    run = await stage.begin(three_steps)
+    run.refused(1, "PAYLOAD_TOO_LARGE", "too large")
+    await settle()
+    stage.take()
+
+    run.refused(2, "INVALID_FIELD", "no failures here")
+    await settle()
+
+    assert (run.phase, stage.kinds()) == (Phase.DROPPED, [])
+
+
+async def test_what_is_asked_for_while_nobody_holds_the_run_waits_for_the_next_lease(stage: Stage) -> None:
+    elsewhere = asyncio.Event()
+
+    async def branch(step: Any) -> None:
+        await elsewhere.wait()  # against the rules: a wait that is not a step
+        await step.do("a", lambda: 1)
+
+    async def order(event: Any, step: Any) -> None:
+        await asyncio.gather(branch(step), step.sleep("nap", "1 hour"))
+
+    run = await stage.begin(order)
+    await stage.ack(run, 1, 2, released=True)
+    stage.take()
+    elsewhere.set()
+    await settle()
+    assert stage.kinds() == []
+
+    run.attach(1, 2, pb.WorkflowInput(steps=[slept("nap")], interruptions=1))
+    await settle()
+    done, finish = stage.take()
+    assert (done.step_done.attempt, finish.WhichOneof("body")) == (2, "finish")
+
+
+async def test_an_interruption_is_charged_once(stage: Stage) -> None:
+    stage.terms = Terms(virtual_clock=True)
+
+    async def late(step: Any) -> None:
+        await step.sleep("nap", 0)
+        await step.do("b", asyncio.Event().wait)
+
+    async def order(event: Any, step: Any) -> None:
+        await asyncio.gather(step.do("a", asyncio.Event().wait), late(step))
+
+    run = await stage.begin(order, interruptions=1)
+    await stage.resolve(run, slept("nap"))
+
+    opened = [step for frame in stage.take() for step in frame.opens]
+    assert [(step.name, step.attempt) for step in opened] == [("a", 2), ("b", 1)]
+    run.drop()
+
+
+async def test_an_acknowledged_frame_renews_the_lease_from_when_it_was_sent(stage: Stage) -> None:
+    run = await stage.begin(three_steps)
+    stage.clock.advance(5)
+    await stage.ack(run, 1)  # sent at 0
+    assert run.renewed_at == 0
+
+    stage.clock.advance(5)
+    await stage.ack(run, 2)  # sent at 5
+    assert run.renewed_at == 5
+
+
+async def test_a_result_finds_its_way_through_nested_gathers_into_one_message(stage: Stage) -> None:
+    async def order(event: Any, step: Any) -> None:
+        await asyncio.gather(asyncio.gather(step.do("a", lambda: 1)))
+        await step.do("b", lambda: 2)
+
+    await stage.begin(order)
+
+    assert stage.kinds() == ["step_done:a +b"]

@@ -1,0 +1,124 @@
+"""Workflows as authors write them: names, types, and the app that gathers them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from stepwell import App, WorkflowDefinition, WorkflowEntrypoint, WorkflowEvent, WorkflowStep, workflow
+from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1.common_pb2 import Payload
+from stepwell.workflows import definition_of
+from tests.sdk.stage import Stage
+
+
+@dataclass
+class Params:
+    sku: int
+
+
+@dataclass
+class Result:
+    total: int
+
+
+class Typed(WorkflowEntrypoint[Params, Result]):
+    """Add things up.
+
+    And more.
+    """
+
+    name = "typed"
+
+    async def run(self, event: WorkflowEvent[Params], step: WorkflowStep) -> Result:
+        return Result(event.payload.sku + 1)
+
+
+class Hinted(WorkflowEntrypoint):  # type: ignore[type-arg]
+    name = "hinted"
+
+    async def run(self, event: WorkflowEvent[Params], step: WorkflowStep) -> Result:
+        return Result(1)
+
+
+@workflow("function")
+async def function(event: WorkflowEvent[Params], step: WorkflowStep) -> Result:
+    """A function."""
+    return Result(event.payload.sku)
+
+
+@pytest.mark.parametrize("form", [Typed, Hinted, function])
+def test_every_form_can_name_its_types(form: Any) -> None:
+    definition = definition_of(form)
+
+    assert (definition.params_type, definition.result_type) == (Params, Result)
+
+
+def test_the_first_line_of_the_docstring_describes_it() -> None:
+    assert definition_of(Typed).description == "Add things up."
+    assert definition_of(Hinted).description == ""
+    assert function.description == "A function."
+
+
+async def test_the_types_reach_the_function_and_its_output(stage: Stage) -> None:
+    from stepwell.runs import Run
+
+    definition = definition_of(Typed)
+    run = Run(stage, definition, None, "x")
+    run.attach(1, 1, pb.WorkflowInput(params=Payload(json='{"sku":2}')))
+    assert run.function is not None
+    await run.function
+
+    assert run.function.result() == Result(3)
+
+
+async def test_parameters_that_do_not_fit_fail_the_run(stage: Stage) -> None:
+    from stepwell.runs import Run
+    from tests.sdk.stage import settle
+
+    run = Run(stage, function, None, "x")
+    run.attach(1, 1, pb.WorkflowInput(params=Payload(json="[]")))
+    await settle()
+
+    assert stage.take()[0].finish.failure.name == "TypeError"
+
+
+def named(name: Any) -> type[WorkflowEntrypoint[Any, Any]]:
+    return type("Named", (WorkflowEntrypoint,), {"name": name})
+
+
+@pytest.mark.parametrize("name", ["a", "A-b_9", "_x", "9", "x" * 64])
+def test_a_name_has_letters_digits_dashes_and_underscores(name: str) -> None:
+    assert list(App(workflows=[named(name)]).definitions) == [name]
+
+
+@pytest.mark.parametrize("name", ["", "-a", "a b", "a.b", "a\n", "ä", "x" * 65])
+def test_any_other_name_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="workflow name"):
+        App(workflows=[named(name)])
+
+
+def test_a_class_without_a_name_is_refused_by_the_name_of_the_class() -> None:
+    class Nameless(WorkflowEntrypoint[Any, Any]):
+        pass
+
+    with pytest.raises(TypeError, match="Nameless"):
+        App(workflows=[Nameless])
+
+
+def test_two_workflows_of_one_name_are_refused() -> None:
+    with pytest.raises(ValueError, match="'a'"):
+        App(workflows=[named("a"), named("a")])
+
+
+def test_what_is_not_a_workflow_is_refused() -> None:
+    with pytest.raises(TypeError):
+        App(workflows=["order"])  # type: ignore[list-item]
+
+
+def test_the_decorator_gives_a_definition_and_registers_nothing() -> None:
+    assert isinstance(function, WorkflowDefinition)
+    with pytest.raises(RuntimeError, match="no client"):
+        Typed().workflow("other")
