@@ -37,6 +37,11 @@ class WorkflowFunction:
         self._client = client
         self._ended = ended
 
+    @property
+    def about(self) -> dict[str, str]:
+        """What log lines about the run say."""
+        return {"workflow": self.definition.name, "instance_id": self.key}
+
     def begin(self, task: pb.WorkflowInput, step: WorkflowStep) -> None:
         """Call the function; `ended` is told when it has ended, in whatever way."""
         self.task = asyncio.get_running_loop().create_task(self._execute(task, step))

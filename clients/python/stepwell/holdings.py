@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("stepwell.worker")
 
+_ACK_SECONDS = 0.02  # of real time whatever the clock: how long an acknowledgement waits for company
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -227,9 +229,15 @@ class Holdings:
         elif held.run is not None:
             return  # it came twice
         held.task = task
-        self._say(held, task_ack=pb.TaskAck())
+        self._acknowledge(held)
         if not task.workflow.more:
             self._begin(held)
+
+    def _acknowledge(self, held: _Held) -> None:
+        """Say that the task has arrived: with its first result if that comes soon, which saves the server a commit."""
+        if self._is_connected:
+            self._outbox.append(pb.WorkerFrame(task_id=held.task_id, fence=held.fence, task_ack=pb.TaskAck()))
+            asyncio.get_running_loop().call_later(_ACK_SECONDS, self.wake)
 
     def _more_state(self, held: _Held, state: pb.TaskState) -> None:
         if held.run is not None:

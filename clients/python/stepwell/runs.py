@@ -10,6 +10,7 @@ wait, the end) travel together.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterator
 from contextvars import copy_context
 from datetime import timedelta
@@ -37,6 +38,8 @@ from stepwell.workflows import WorkflowDefinition
 
 if TYPE_CHECKING:
     from stepwell.client import Client
+
+_LOG = logging.getLogger("stepwell.worker")
 
 # Turns of the loop without news after which the function counts as at rest. A result needs three to come through
 # gather() or a TaskGroup, and two more for each one around it. Too few cost a message, never correctness.
@@ -309,6 +312,8 @@ class Run:
         self._apply(records.completed(call.name, call.attempt, result))
 
     def _report_failure(self, call: StepCall, error: BaseException) -> None:
+        about = {**self._function.about, "step": call.name, "attempt": call.attempt}
+        _LOG.warning("step_failed", extra=about, exc_info=error)
         self._interruptions = 0
         self._reports.add(call.failed(error), error)
         self._move(call, CallState.VERDICT)
@@ -357,6 +362,11 @@ class Run:
         if self.phase is Phase.DROPPED or self._finish is not None:
             return
         if finish.HasField("failure"):
+            _LOG.warning(
+                "workflow_failed",
+                extra=self._function.about,
+                exc_info=None if function.cancelled() else function.exception(),
+            )
             self._end(finish)
         else:
             self._finish = finish

@@ -87,6 +87,11 @@ class Worker:
         finally:
             await self.__aexit__(None, None, None)
 
+    async def ended(self) -> None:
+        """Wait until the worker ends by itself, because the server will never take it; CallFailed says why."""
+        assert self._serving is not None
+        await asyncio.shield(self._serving)
+
     def _open(self) -> None:
         if self._serving is not None:
             raise RuntimeError("a Worker works once: make another one")

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from stepwell import __version__
-from stepwell.cli import info, namespaces, server
+from stepwell.cli import dev, info, listings, namespaces, server, workers, workflows
 from stepwell.errors import CallFailed
 
 app = typer.Typer(
@@ -21,7 +21,11 @@ app = typer.Typer(
 )
 app.command("server", context_settings=server.PASS_ON, add_help_option=False)(server.server)
 app.command("migrate", context_settings=server.PASS_ON, add_help_option=False)(server.migrate)
+app.command("dev")(dev.dev)
+app.command("worker")(workers.worker)
+app.command("workers")(listings.workers)
 app.command("info")(info.info)
+app.add_typer(workflows.app, name="workflow")
 app.add_typer(namespaces.app, name="namespace")
 
 

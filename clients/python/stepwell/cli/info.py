@@ -5,27 +5,25 @@ from __future__ import annotations
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
-from stepwell.cli import options
+from stepwell.cli import options, printing
+from stepwell.durations import to_datetime
 from stepwell.v1 import server_pb2 as pb
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 
 
-def info(
-    server: options.Server = options.DEFAULT_SERVER,
-    tls: options.Tls = False,
-    tls_ca: options.TlsCa = None,
-    as_json: options.AsJson = False,
-) -> None:
+@options.on_server
+def info(target: options.Target, as_json: options.AsJson = False) -> None:
     """Show what a server says of itself."""
-
-    async def ask(channel: aio.Channel) -> pb.GetServerInfoResponse:
-        return await ServerServiceStub(channel).GetServerInfo(pb.GetServerInfoRequest(), timeout=options.DEADLINE)
-
-    answer = options.call(ask, server, tls=tls, tls_ca=tls_ca)
+    answer = target.call(ask)
     if as_json:
-        options.print_json(answer)
+        printing.print_json(answer)
         return
-    options.print_table(["", ""], _facts(answer), title=f"Stepwell {answer.version} at {server}")
+    printing.print_table(["", ""], _facts(answer), title=f"Stepwell {answer.version} at {target.server}")
+
+
+async def ask(channel: aio.Channel) -> pb.GetServerInfoResponse:
+    """What the server says of itself."""
+    return await ServerServiceStub(channel).GetServerInfo(pb.GetServerInfoRequest(), timeout=options.DEADLINE)
 
 
 def _facts(answer: pb.GetServerInfoResponse) -> list[tuple[str, str]]:
@@ -44,4 +42,4 @@ def _facts(answer: pb.GetServerInfoResponse) -> list[tuple[str, str]]:
 
 
 def _readable(instant: Timestamp) -> str:
-    return f"{instant.ToDatetime():%Y-%m-%d %H:%M:%S} UTC"
+    return f"{printing.instant(to_datetime(instant))} UTC"

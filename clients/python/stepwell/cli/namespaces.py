@@ -9,7 +9,7 @@ import typer
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
-from stepwell.cli import options
+from stepwell.cli import options, printing
 from stepwell.v1 import namespaces_pb2 as pb
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 
@@ -17,12 +17,11 @@ app = typer.Typer(help="Create and list namespaces, the borders between tenants.
 
 
 @app.command()
+@options.on_server
 def create(
+    target: options.Target,
     name: Annotated[str, typer.Argument(help="Name of the namespace.")],
     description: Annotated[str, typer.Option(help="What it is for.")] = "",
-    server: options.Server = options.DEFAULT_SERVER,
-    tls: options.Tls = False,
-    tls_ca: options.TlsCa = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Create a namespace."""
@@ -31,26 +30,22 @@ def create(
     async def ask(channel: aio.Channel) -> pb.CreateNamespaceResponse:
         return await NamespaceServiceStub(channel).CreateNamespace(request, timeout=options.DEADLINE)
 
-    answer = options.call(ask, server, tls=tls, tls_ca=tls_ca)
+    answer = target.call(ask)
     if as_json:
-        options.print_json(answer.namespace)
+        printing.print_json(answer.namespace)
     else:
         print(f"created namespace {answer.namespace.name}")
 
 
 @app.command("list")
-def list_(
-    server: options.Server = options.DEFAULT_SERVER,
-    tls: options.Tls = False,
-    tls_ca: options.TlsCa = None,
-    as_json: options.AsJson = False,
-) -> None:
+@options.on_server
+def list_(target: options.Target, as_json: options.AsJson = False) -> None:
     """List all namespaces."""
-    found = options.call(_all, server, tls=tls, tls_ca=tls_ca)
+    found = target.call(_all)
     if as_json:
-        options.print_json(pb.ListNamespacesResponse(namespaces=found))
+        printing.print_json(pb.ListNamespacesResponse(namespaces=found))
         return
-    options.print_table(["name", "keeps complete", "description", "created"], map(_row, found))
+    printing.print_table(["name", "keeps complete", "description", "created"], map(_row, found))
 
 
 async def _all(channel: aio.Channel) -> list[pb.Namespace]:

@@ -3,27 +3,26 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+import functools
+import inspect
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
 import grpc
 import typer
-from google.protobuf.json_format import MessageToJson
-from google.protobuf.message import Message
 from grpc import aio
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from stepwell.channel import open_channel
+from stepwell.client import Client
 from stepwell.errors import CallFailed, failure_of
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 DEFAULT_SERVER = "127.0.0.1:7350"
 DEADLINE = 15.0
-WIDE = 1000
 
 
 def _address(value: str) -> str:
@@ -41,42 +40,74 @@ TlsCa = Annotated[
     Path | None, typer.Option("--tls-ca", envvar="STEPWELL_TLS_CA", help="Use TLS, trusting this PEM file.")
 ]
 Tls = Annotated[bool, typer.Option("--tls", envvar="STEPWELL_TLS", help="Use TLS, trusting the system's authorities.")]
+Namespace = Annotated[str, typer.Option("--namespace", "-n", envvar="STEPWELL_NAMESPACE", help="Namespace to work in.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
-
-def call(talk: Callable[[aio.Channel], Awaitable[T]], server: str, *, tls: bool, tls_ca: Path | None) -> T:
-    """Open a channel, talk, close it."""
-
-    async def talking() -> T:
-        async with open_channel(server, tls=tls, tls_ca=tls_ca) as channel:
-            try:
-                return await talk(channel)
-            except aio.AioRpcError as error:
-                failure = failure_of(error)
-                if failure.code is grpc.StatusCode.UNAVAILABLE and not failure.reason:
-                    why = failure.message.rpartition(": ")[2]
-                    raise CallFailed(failure.code, f"no server answers at {server}: {why}") from None
-                raise failure from None
-
-    return asyncio.run(talking())
+_SERVER: Mapping[str, tuple[Any, Any]] = {
+    "server": (Server, DEFAULT_SERVER),
+    "tls": (Tls, False),
+    "tls_ca": (TlsCa, None),
+}
+_NAMESPACE: Mapping[str, tuple[Any, Any]] = {"namespace": (Namespace, "default")}
 
 
-def print_json(message: Message) -> None:
-    """Print a message as JSON, in the field names of the proto files."""
-    print(MessageToJson(message, preserving_proto_field_name=True, always_print_fields_with_no_presence=True))
+@dataclass(frozen=True, slots=True)
+class Target:
+    """The server that a command talks to, and the namespace."""
+
+    server: str
+    tls: bool
+    tls_ca: Path | None
+    namespace: str = "default"
+
+    def client(self) -> Client:
+        """A client of the SDK, to be opened."""
+        return Client(self.server, namespace=self.namespace, tls=self.tls, tls_ca=self.tls_ca)
+
+    def call(self, talk: Callable[[aio.Channel], Awaitable[T]]) -> T:
+        """Open a channel, talk, close it. CallFailed if the server refuses or does not answer."""
+
+        async def talking() -> T:
+            async with open_channel(self.server, tls=self.tls, tls_ca=self.tls_ca) as channel:
+                try:
+                    return await talk(channel)
+                except aio.AioRpcError as error:
+                    raise self.explained(failure_of(error)) from None
+
+        return asyncio.run(talking())
+
+    def explained(self, failure: CallFailed) -> CallFailed:
+        """The same failure, in words that name the server if nobody answers there."""
+        if failure.code is not grpc.StatusCode.UNAVAILABLE or failure.reason:
+            return failure
+        why = failure.message.rpartition(": ")[2]
+        return CallFailed(failure.code, f"no server answers at {self.server}: {why}")
 
 
-def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str = "") -> None:
-    """Print rows in the style of every list of the command; cells are plain text, whatever they hold."""
-    show_header = any(columns)
-    table = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=show_header
-    )
-    for column in columns:
-        table.add_column(column)
-    for row in rows:
-        table.add_row(*map(Text, row))
-    console = Console()
-    if not console.is_terminal:
-        console.width = WIDE  # a pipe has no edge to wrap at
-    console.print(table)
+def on_server(command: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
+    """Give a command the options that say where its server is; it gets them as its first argument."""
+    return _extended(command, _SERVER)
+
+
+def in_namespace(command: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:
+    """The same for a command that works in one namespace."""
+    return _extended(command, {**_NAMESPACE, **_SERVER})
+
+
+def _extended(command: Callable[..., None], added: Mapping[str, tuple[Any, Any]]) -> Callable[..., None]:
+    """The command with more options, as typer reads them: from the signature."""
+    signature = inspect.signature(command, eval_str=True)
+    own = list(signature.parameters.values())[1:]
+    more = [
+        inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation)
+        for name, (annotation, default) in added.items()
+    ]
+
+    @functools.wraps(command)
+    def run(**values: Any) -> None:
+        target = Target(**{name: values.pop(name) for name in added})
+        command(target, **values)
+
+    run.__signature__ = signature.replace(parameters=[*own, *more])  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in (*own, *more)}
+    return run

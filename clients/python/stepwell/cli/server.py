@@ -23,8 +23,13 @@ def migrate(context: typer.Context) -> None:
 
 def _replace_by_server(command: str, arguments: list[str]) -> None:
     """Become the server's process, so that signals and exit codes are its own."""
+    check_installed()
+    sys.stdout.flush()
+    os.execv(sys.executable, [sys.executable, "-m", "stepwell_server", command, *arguments])
+
+
+def check_installed() -> None:
+    """End with a line that says what to install, if the server's program is not there."""
     if importlib.util.find_spec("stepwell_server") is None:
         print("stepwell: the server is not installed: pip install 'stepwell[server]'", file=sys.stderr)
         raise typer.Exit(1)
-    sys.stdout.flush()
-    os.execv(sys.executable, [sys.executable, "-m", "stepwell_server", command, *arguments])

@@ -1,0 +1,99 @@
+"""What people type as arguments, read into what is sent: JSON, labels, statuses, durations."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, NoReturn
+
+import typer
+
+from stepwell.durations import to_seconds
+from stepwell.statuses import Status, status_number
+from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.common_pb2 import Payload
+
+_JSON_HELP = "JSON, or @FILE to read it from a file, or - for standard input."
+
+
+def _labels(values: Sequence[str]) -> Sequence[str]:
+    for value in values:
+        if not value.partition("=")[0] or "=" not in value:
+            raise typer.BadParameter(f"must be KEY=VALUE: {value!r}")
+    return values
+
+
+def _status(value: str) -> int:
+    try:
+        return status_number(value)
+    except ValueError:
+        words = ", ".join(status for status in Status if status is not Status.UNKNOWN)
+        raise typer.BadParameter(f"must be one of {words}") from None
+
+
+def _seconds(value: str) -> float:
+    try:
+        return to_seconds(value)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from None
+
+
+def _payload(value: str) -> Payload:
+    text = _read(value)
+    try:
+        json.loads(text, parse_constant=_refuse)
+    except ValueError as error:
+        raise typer.BadParameter(f"not JSON: {error}") from None
+    return Payload(json=text)
+
+
+WorkflowName = Annotated[str, typer.Argument(metavar="WORKFLOW", help="Name of the workflow.")]
+InstanceId = Annotated[str, typer.Argument(metavar="ID", help="Id of the instance.")]
+Labels = Annotated[
+    list[str],
+    typer.Option("--label", "-l", metavar="KEY=VALUE", callback=_labels, help="A label; can be given several times."),
+]
+Statuses = Annotated[
+    list[int],
+    typer.Option(
+        "--status", "-s", metavar="STATUS", parser=_status, help="Only this status; can be given several times."
+    ),
+]
+Params = Annotated[
+    Payload | None,
+    typer.Option("--params", "-p", metavar="JSON", parser=_payload, help=f"Its parameters: {_JSON_HELP}"),
+]
+EventPayload = Annotated[
+    Payload | None, typer.Option("--payload", "-p", metavar="JSON", parser=_payload, help=f"Payload: {_JSON_HELP}")
+]
+Wait = Annotated[
+    float | None,
+    typer.Option(metavar="DURATION", parser=_seconds, help='Wait for its end, at most so long: "30s", "5 minutes".'),
+]
+
+
+def labels_of(values: Sequence[str]) -> dict[str, str]:
+    """The labels that were given as KEY=VALUE."""
+    return {key: value for key, _, value in (text.partition("=") for text in values)}
+
+
+def statuses_of(values: Sequence[int]) -> list[pb.InstanceStatus.ValueType]:
+    """The statuses as the wire has them."""
+    return [pb.InstanceStatus.ValueType(value) for value in values]
+
+
+def _read(given: str) -> str:
+    if given == "-":
+        return sys.stdin.read()
+    if given.startswith("@"):
+        try:
+            return Path(given[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise typer.BadParameter(f"{given[1:]}: {getattr(error, 'strerror', error)}") from None
+    return given
+
+
+def _refuse(constant: str) -> NoReturn:
+    raise ValueError(f"{constant} is not a JSON value")

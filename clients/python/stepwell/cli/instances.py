@@ -1,0 +1,141 @@
+"""How instances, their steps and their events are shown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+
+from google.protobuf.timestamp_pb2 import Timestamp
+from rich.text import Text
+
+from stepwell.cli import printing
+from stepwell.durations import to_datetime
+from stepwell.statuses import Status, StepStatus, StepType, instance_status, status_of, step_entry
+from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.common_pb2 import Failure, Payload
+
+INSTANCE_COLUMNS = ("id", "status", "run", "created", "took", "goes on at", "labels")
+HISTORY_COLUMNS = ("at", "what", "name", "status", "attempts", "waited", "")
+
+_STYLES = {
+    "complete": "green",
+    "completed": "green",
+    "errored": "red",
+    "terminated": "red",
+    "running": "cyan",
+    "waiting": "yellow",
+    "paused": "magenta",
+    "waitingForPause": "magenta",
+}
+
+
+def word(status: Status | StepStatus) -> Text:
+    """A status, in its colour."""
+    return Text(status, style=_STYLES.get(status, ""))
+
+
+def instance_row(instance: pb.Instance) -> list[printing.Cell]:
+    """An instance in a table of INSTANCE_COLUMNS."""
+    shown = instance_status(instance)
+    return [
+        shown.id,
+        word(shown.status),
+        str(shown.run_number),
+        printing.instant(shown.created_at),
+        printing.span(shown.started_at, shown.ended_at),
+        printing.instant(shown.wake_at),
+        _labels(instance),
+    ]
+
+
+def instance_facts(instance: pb.Instance) -> Iterator[tuple[str, printing.Cell]]:
+    """Everything about an instance, line by line."""
+    shown = instance_status(instance)
+    yield "status", word(shown.status)
+    yield "run", str(shown.run_number)
+    if shown.labels:
+        yield "labels", _labels(instance)
+    yield "created", f"{printing.instant(shown.created_at)} UTC"
+    if shown.started_at is not None:
+        yield "started", f"{printing.instant(shown.started_at)} UTC"
+    if shown.wake_at is not None:
+        yield "goes on", f"{printing.instant(shown.wake_at)} UTC"
+    if shown.ended_at is not None:
+        took = printing.span(shown.started_at, shown.ended_at)
+        yield "ended", f"{printing.instant(shown.ended_at)} UTC{f', after {took}' if took else ''}"
+    yield "params", _indented(instance.params)
+    if shown.status is Status.COMPLETE:
+        yield "output", _indented(instance.output)
+    if shown.error is not None:
+        yield "error", f"{shown.error.name}: {shown.error.message}"
+
+
+def end_of(instance: pb.Instance) -> str:
+    """What came out of an instance, on one line; nothing if it has not ended or there is nothing to say."""
+    match status_of(instance):
+        case Status.COMPLETE:
+            return printing.payload(instance.output)
+        case Status.ERRORED:
+            return _failure(instance.failure)
+    return ""
+
+
+def history_row(entry: pb.HistoryEntry) -> list[printing.Cell]:
+    """A step or an event in a table of HISTORY_COLUMNS."""
+    return _step_row(entry.step) if entry.HasField("step") else _event_row(entry.event)
+
+
+def step_detail(step: pb.Step) -> str:
+    """What a step returned, waits for, or failed with."""
+    if step.status == pb.STEP_STATUS_COMPLETED:
+        return printing.payload(step.result)
+    parts = [_failure(step.failure)] if step.HasField("failure") else []
+    if step.event_type and step.status == pb.STEP_STATUS_WAITING:
+        parts.append(f"for {step.event_type}")
+    if step.status != pb.STEP_STATUS_ERRORED:
+        parts += [f"until {_instant(step.wake_at)}"] if step.HasField("wake_at") else []
+        parts += [f"again at {_instant(step.next_retry_at)}"] if step.HasField("next_retry_at") else []
+    return ", ".join(parts)
+
+
+def _step_row(step: pb.Step) -> list[printing.Cell]:
+    shown = step_entry(step)
+    is_body = shown.type is StepType.DO  # stored when it has ended, so its length is not known
+    is_over = shown.status in (StepStatus.COMPLETED, StepStatus.ERRORED)
+    return [
+        printing.instant(shown.created_at),
+        shown.type,
+        shown.name,
+        word(shown.status),
+        _attempts(step) if is_body else "",
+        printing.span(shown.created_at, shown.updated_at) if is_over and not is_body else "",
+        step_detail(step),
+    ]
+
+
+def _event_row(event: pb.Event) -> list[printing.Cell]:
+    taken = f"taken by {event.consumed_by_step}" if event.HasField("delivered_at") else "not taken yet"
+    return [_instant(event.created_at), "event", event.type, taken, "", "", printing.payload(event.payload)]
+
+
+def _attempts(step: pb.Step) -> str:
+    return f"{step.attempts} of {step.max_attempts}" if step.HasField("max_attempts") else str(step.attempts)
+
+
+def _failure(failure: Failure) -> str:
+    return printing.shortened(f"{failure.name}: {failure.message}")
+
+
+def _labels(instance: pb.Instance) -> str:
+    return " ".join(f"{key}={value}" for key, value in sorted(instance.labels.items()))
+
+
+def _instant(stamp: Timestamp) -> str:
+    return printing.instant(to_datetime(stamp))
+
+
+def _indented(data: Payload) -> str:
+    try:
+        return json.dumps(json.loads(data.json), indent=2, ensure_ascii=False)
+    except ValueError:
+        return printing.payload(data)

@@ -1,0 +1,148 @@
+"""`stepwell workflow list` and `history`, and `stepwell workers`: what there is."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Awaitable, Callable
+from typing import Annotated, Any, TypeVar
+
+import typer
+from google.protobuf.message import Message
+from grpc import aio
+
+from stepwell.cli import arguments, instances, options, printing
+from stepwell.durations import to_datetime
+from stepwell.v1 import workers_pb2, workers_pb2_grpc
+from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
+
+M = TypeVar("M", bound=Message)
+
+_PAGE = 100
+
+Limit = Annotated[int, typer.Option(min=1, help="Show at most so many.")]
+
+
+@options.in_namespace
+def list_(
+    target: options.Target,
+    workflow: Annotated[str, typer.Argument(metavar="WORKFLOW", help="Name of a workflow.")] = "",
+    status: arguments.Statuses = [],  # noqa: B006 - typer copies it
+    label: arguments.Labels = [],  # noqa: B006 - typer copies it
+    limit: Limit = 25,
+    as_json: options.AsJson = False,
+) -> None:
+    """List the workflows that workers registered or, with a WORKFLOW, its instances, newest first."""
+    if workflow:
+        request = pb.ListInstancesRequest(
+            namespace=target.namespace,
+            workflow=workflow,
+            statuses=arguments.statuses_of(status),
+            labels=arguments.labels_of(label),
+        )
+        _list_instances(target, request, limit, as_json)
+    elif status or label:
+        raise typer.BadParameter("--status and --label choose among the instances of a WORKFLOW: name one")
+    else:
+        _list_workflows(target, limit, as_json)
+
+
+@options.in_namespace
+def history(
+    target: options.Target,
+    workflow: arguments.WorkflowName,
+    id: arguments.InstanceId,
+    run: Annotated[int | None, typer.Option(min=0, help="Number of the run. Default: the current one.")] = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show the steps and events of a run, oldest first."""
+    request = pb.GetHistoryRequest(namespace=target.namespace, workflow=workflow, instance_id=id, run_number=run)
+
+    async def ask(channel: aio.Channel) -> pb.GetHistoryResponse:
+        stub = WorkflowServiceStub(channel)
+
+        async def page(request: pb.GetHistoryRequest, **options: Any) -> pb.GetHistoryResponse:
+            answer = await stub.GetHistory(request, **options)
+            request.run_number = answer.run_number  # a restart meanwhile must not mix two runs
+            return answer
+
+        return await _paged(page, request, "entries", sys.maxsize)
+
+    answer = target.call(ask)
+    if as_json:
+        printing.print_json(answer)
+        return
+    title = f"{workflow} {id}, run {answer.run_number}"
+    printing.print_table(instances.HISTORY_COLUMNS, map(instances.history_row, answer.entries), title=title)
+
+
+@options.in_namespace
+def workers(target: options.Target, limit: Limit = 100, as_json: options.AsJson = False) -> None:
+    """List the workers that are connected, and what they run."""
+    request = workers_pb2.ListWorkersRequest(namespace=target.namespace)
+
+    async def ask(channel: aio.Channel) -> workers_pb2.ListWorkersResponse:
+        return await _paged(workers_pb2_grpc.WorkerServiceStub(channel).ListWorkers, request, "workers", limit)
+
+    answer = target.call(ask)
+    if as_json:
+        printing.print_json(answer)
+        return
+    columns = ["worker", "sdk", "connected", "hosts", "holds"]
+    printing.print_table(columns, map(_worker_row, answer.workers))
+    _say_if_more(bool(answer.next_page_token))
+
+
+def _list_instances(target: options.Target, request: pb.ListInstancesRequest, limit: int, as_json: bool) -> None:
+    async def ask(channel: aio.Channel) -> pb.ListInstancesResponse:
+        return await _paged(WorkflowServiceStub(channel).ListInstances, request, "instances", limit)
+
+    answer = target.call(ask)
+    if as_json:
+        printing.print_json(answer)
+        return
+    printing.print_table(instances.INSTANCE_COLUMNS, map(instances.instance_row, answer.instances))
+    _say_if_more(bool(answer.next_page_token))
+
+
+def _list_workflows(target: options.Target, limit: int, as_json: bool) -> None:
+    request = pb.ListWorkflowsRequest(namespace=target.namespace)
+
+    async def ask(channel: aio.Channel) -> pb.ListWorkflowsResponse:
+        return await _paged(WorkflowServiceStub(channel).ListWorkflows, request, "workflows", limit)
+
+    answer = target.call(ask)
+    if as_json:
+        printing.print_json(answer)
+        return
+    printing.print_table(["workflow", "workers", "description", "registered"], map(_workflow_row, answer.workflows))
+    _say_if_more(bool(answer.next_page_token))
+
+
+async def _paged(call: Callable[..., Awaitable[M]], request: Any, items: str, limit: int) -> M:
+    """Up to `limit` items of a list, page after page, as one answer."""
+    request.page_size = min(limit, _PAGE)
+    found: Any = await call(request, timeout=options.DEADLINE)
+    while found.next_page_token and (left := limit - len(getattr(found, items))) > 0:
+        request.page_token, request.page_size = found.next_page_token, min(left, _PAGE)
+        found.ClearField("next_page_token")
+        found.MergeFrom(await call(request, timeout=options.DEADLINE))
+    answer: M = found
+    return answer
+
+
+def _workflow_row(workflow: pb.Workflow) -> list[str]:
+    registered = printing.instant(to_datetime(workflow.created_at))
+    return [workflow.name, str(workflow.worker_count), workflow.description, registered]
+
+
+def _worker_row(worker: workers_pb2.Worker) -> list[str]:
+    hosts = " ".join(handler.name for handler in worker.handlers)
+    held = " ".join(f"{task.handler.name}/{task.key}" for task in worker.tasks)
+    connected = printing.instant(to_datetime(worker.connected_at))
+    return [worker.worker_id, worker.sdk, connected, hosts, printing.shortened(f"{worker.task_count} {held}".strip())]
+
+
+def _say_if_more(there_are: bool) -> None:
+    if there_are:
+        print("there are more: raise --limit", file=sys.stderr)

@@ -1,0 +1,215 @@
+"""`stepwell workflow`: start, find, steer and follow instances."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Annotated, Any
+from uuid import uuid4
+
+import typer
+from grpc import aio
+
+from stepwell.cli import arguments, instances, listings, options, printing, watching
+from stepwell.durations import to_duration
+from stepwell.statuses import Status, status_of
+from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
+
+if TYPE_CHECKING:
+    from stepwell.v1.workflows_pb2_grpc import WorkflowServiceAsyncStub
+
+app = typer.Typer(help="Start, find, steer and follow instances of workflows.", no_args_is_help=True)
+app.command("list")(listings.list_)
+app.command("watch")(watching.watch)
+app.command("history")(listings.history)
+
+_LONGEST_CALL = 30.0
+
+
+@app.command()
+@options.in_namespace
+def create(
+    target: options.Target,
+    workflow: arguments.WorkflowName,
+    id: Annotated[str, typer.Option(metavar="ID", help="Id of the instance. Default: a random one.")] = "",
+    params: arguments.Params = None,
+    label: arguments.Labels = [],  # noqa: B006 - typer copies it
+    wait: arguments.Wait = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Start an instance. With --wait, show how it ended; the exit code is 1 if it did not complete."""
+    request = pb.CreateInstanceRequest(
+        namespace=target.namespace,
+        workflow=workflow,
+        instance_id=id,
+        params=params,
+        labels=arguments.labels_of(label),
+        request_id=uuid4().hex,
+    )
+
+    async def ask(channel: aio.Channel) -> pb.Instance:
+        stub = WorkflowServiceStub(channel)
+        created = (await stub.CreateInstance(request, timeout=options.DEADLINE)).instance
+        return created if wait is None else await _ended(stub, created, wait)
+
+    instance = target.call(ask)
+    if wait is None and not as_json:
+        printing.print_line(f"created {_named(instance)}")
+    else:
+        _show(instance, as_json)
+    if wait is not None:
+        _exit_by(instance, wait)
+
+
+@app.command()
+@options.in_namespace
+def get(
+    target: options.Target,
+    workflow: arguments.WorkflowName,
+    id: arguments.InstanceId,
+    as_json: options.AsJson = False,
+) -> None:
+    """Show an instance with its parameters and what came out of it."""
+    request = pb.GetInstanceRequest(namespace=target.namespace, workflow=workflow, instance_id=id)
+
+    async def ask(channel: aio.Channel) -> pb.GetInstanceResponse:
+        return await WorkflowServiceStub(channel).GetInstance(request, timeout=options.DEADLINE)
+
+    _show(target.call(ask).instance, as_json)
+
+
+@app.command("send-event")
+@options.in_namespace
+def send_event(
+    target: options.Target,
+    workflow: arguments.WorkflowName,
+    id: arguments.InstanceId,
+    type: Annotated[str, typer.Argument(metavar="TYPE", help="Type of the event, which a step waits for.")],
+    payload: arguments.EventPayload = None,
+    as_json: options.AsJson = False,
+) -> None:
+    """Send an event to an instance, which keeps it until a step waits for its type."""
+    request = pb.SendEventRequest(
+        namespace=target.namespace,
+        workflow=workflow,
+        instance_id=id,
+        type=type,
+        payload=payload,
+        request_id=uuid4().hex,
+    )
+
+    async def ask(channel: aio.Channel) -> pb.SendEventResponse:
+        return await WorkflowServiceStub(channel).SendEvent(request, timeout=options.DEADLINE)
+
+    answer = target.call(ask)
+    if as_json:
+        printing.print_json(answer)
+    else:
+        printing.print_line(f"sent {type} to {workflow} {id}")
+
+
+@app.command()
+@options.in_namespace
+def pause(
+    target: options.Target,
+    workflow: arguments.WorkflowName,
+    id: arguments.InstanceId,
+    as_json: options.AsJson = False,
+) -> None:
+    """Stop an instance: at once, or at the next step boundary if it is running."""
+    request = pb.PauseInstanceRequest(**_naming(target, workflow, id))
+    _steer(target, lambda stub: stub.PauseInstance(request, timeout=options.DEADLINE), as_json)
+
+
+@app.command()
+@options.in_namespace
+def resume(
+    target: options.Target,
+    workflow: arguments.WorkflowName,
+    id: arguments.InstanceId,
+    as_json: options.AsJson = False,
+) -> None:
+    """Let a paused instance go on."""
+    request = pb.ResumeInstanceRequest(**_naming(target, workflow, id))
+    _steer(target, lambda stub: stub.ResumeInstance(request, timeout=options.DEADLINE), as_json)
+
+
+@app.command()
+@options.in_namespace
+def terminate(
+    target: options.Target,
+    workflow: arguments.WorkflowName,
+    id: arguments.InstanceId,
+    as_json: options.AsJson = False,
+) -> None:
+    """End an instance for good."""
+    request = pb.TerminateInstanceRequest(**_naming(target, workflow, id))
+    _steer(target, lambda stub: stub.TerminateInstance(request, timeout=options.DEADLINE), as_json)
+
+
+@app.command()
+@options.in_namespace
+def restart(
+    target: options.Target,
+    workflow: arguments.WorkflowName,
+    id: arguments.InstanceId,
+    from_step: Annotated[str, typer.Option(metavar="NAME", help="Keep the results of the steps before this one.")] = "",
+    as_json: options.AsJson = False,
+) -> None:
+    """Begin a new run with the same parameters. Earlier runs stay readable."""
+    request = pb.RestartInstanceRequest(**_naming(target, workflow, id), from_step=from_step)
+    _steer(target, lambda stub: stub.RestartInstance(request, timeout=options.DEADLINE), as_json)
+
+
+def _naming(target: options.Target, workflow: str, id: str) -> dict[str, str]:
+    return {"namespace": target.namespace, "workflow": workflow, "instance_id": id, "request_id": uuid4().hex}
+
+
+def _steer(target: options.Target, order: Callable[[WorkflowServiceAsyncStub], Awaitable[Any]], as_json: bool) -> None:
+    """Give an order that is answered with the instance, and show what became of it."""
+
+    async def ask(channel: aio.Channel) -> pb.Instance:
+        instance: pb.Instance = (await order(WorkflowServiceStub(channel))).instance
+        return instance
+
+    instance = target.call(ask)
+    if as_json:
+        printing.print_json(instance)
+    else:
+        run = f" (run {instance.run_number})" if instance.run_number else ""
+        printing.print_line(f"{_named(instance)} is ", instances.word(status_of(instance)), run)
+
+
+async def _ended(stub: WorkflowServiceAsyncStub, instance: pb.Instance, seconds: float) -> pb.Instance:
+    """The instance when it has ended or the time is over."""
+    deadline = time.monotonic() + seconds
+    while not status_of(instance).is_terminal and (left := deadline - time.monotonic()) > 0:
+        request = pb.WaitInstanceRequest(
+            namespace=instance.namespace,
+            workflow=instance.workflow,
+            instance_id=instance.instance_id,
+            timeout=to_duration(min(left, _LONGEST_CALL) * 1000),
+        )
+        instance = (await stub.WaitInstance(request, timeout=_LONGEST_CALL + options.DEADLINE)).instance
+    return instance
+
+
+def _show(instance: pb.Instance, as_json: bool) -> None:
+    if as_json:
+        printing.print_json(instance)
+    else:
+        printing.print_table(["", ""], instances.instance_facts(instance), title=_named(instance))
+
+
+def _exit_by(instance: pb.Instance, waited: float) -> None:
+    status = status_of(instance)
+    if not status.is_terminal:
+        print(f"stepwell: {_named(instance)} has not ended within {waited:g} seconds", file=sys.stderr)
+    if status is not Status.COMPLETE:
+        raise typer.Exit(1)
+
+
+def _named(instance: pb.Instance) -> str:
+    return f"{instance.workflow} {instance.instance_id}"
