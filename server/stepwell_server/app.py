@@ -216,14 +216,17 @@ class App:
 
         def announce(committed: Committed) -> None:
             bus.learn(committed)
-            relay.note(committed.touched, committed.told)
+            relay.note(committed)
             watches.note(committed.statuses, committed.runs)
             dispatcher.look(committed.told)
 
         def heard(hint: Hint) -> None:
             bus.note(hint.handlers)
-            watches.note_handlers(hint.handlers)
             dispatcher.look(hint.tasks)
+            if hint.handlers is None:
+                watches.note_all()
+            else:
+                watches.note(hint.instances)
 
         committer = Committer(self.db, rules, announce)
         dispatcher = Dispatcher(committer, bus, embedded=settings.dispatch == "embedded")
@@ -248,7 +251,7 @@ class App:
         """After each sweep: what hints may have missed is looked for, and what depends on the database is told."""
         await self._report_database(reachable)
         if reachable:
-            self._workflows.watches.note_handlers(None)
+            self._workflows.watches.note_all()
             await self._workers.confirm()
 
     def _servicers(self, replica: Replica) -> listeners.Servicers:

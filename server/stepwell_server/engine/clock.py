@@ -11,7 +11,7 @@ from stepwell_server.domain.times import Micros
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.spine import Spine
 from stepwell_server.storage import clock as store
-from stepwell_server.storage import handlers, requests, runs, tasks
+from stepwell_server.storage import dialect, handlers, requests, runs, tasks
 from stepwell_server.storage.database import READ, Tx
 from stepwell_server.storage.tasks import Stamp
 
@@ -109,6 +109,7 @@ class Clock:
         return view.next_due is not None and view.next_due <= view.at.now
 
     def _look(self, tx: Tx) -> _View:
+        dialect.take_snapshot(tx)  # what is suspended between two statements would be seen by neither
         served = self.spine.dispatcher.served()
         wakes = handlers.next_wakes(tx, list(served)) if served else []
         held = tasks.held(tx)

@@ -21,6 +21,7 @@ from stepwell_server.domain.tasks import Stop, Task, TaskStatus, Verdict, judge
 from stepwell_server.domain.workflows import Event, Instance, InstanceStatus, NewEvent, status_of, terminal
 from stepwell_server.engine.groups import Group, HotCall, Later
 from stepwell_server.engine.runs import NewRun, Reads, ref
+from stepwell_server.storage.database import LostRace
 from stepwell_server.storage.runs import SentEvent
 from stepwell_server.storage.tasks import TaskKey
 from stepwell_server.storage.workflows import Fate, Found
@@ -162,10 +163,12 @@ class SendEvent(HotCall):
         return Stored(earlier.event, status)
 
     def _absent(self, group: Group) -> StepwellError:
-        ended = group.runs.absent.get(self.new.key)
-        if ended is None or not ended.status.ended:
+        found = group.runs.absent.get(self.new.key)
+        if found is None:
             return not_found(self.new.key.instance_id)
-        return terminal(self.new.key, ended.status)
+        if not found.status.ended:
+            raise LostRace  # it was restarted after we looked for its task
+        return terminal(self.new.key, found.status)
 
 
 @dataclass(frozen=True, slots=True)

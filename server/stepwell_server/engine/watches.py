@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.workflows import Instance
 from stepwell_server.storage import workflows
 from stepwell_server.storage.database import READ, Database
@@ -49,11 +48,10 @@ class Watches:
     def __init__(self, db: Database) -> None:
         self._db = db
         self._watchers: dict[int, set[Watcher]] = {}
-        self._handlers: dict[int, Handler] = {}
         self._dirty: set[int] = set()
         self._any_dirty = asyncio.Event()
         self._number = 0
-        self._recent: OrderedDict[int | Handler | None, int] = OrderedDict()
+        self._recent: OrderedDict[int | None, int] = OrderedDict()
 
     def mark(self) -> int:
         """To be taken before an instance is read that shall be followed: what changes from now on is not missed."""
@@ -62,11 +60,9 @@ class Watches:
     def follow(self, watcher: Watcher, instance: Instance, known_revision: int, mark: int) -> None:
         """Tell the watcher of this instance from now on, at once if it is newer than what it knows."""
         self._watchers.setdefault(instance.id, set()).add(watcher)
-        self._handlers[instance.id] = instance.key.handler
         watcher.known[instance.id] = known_revision
         self._offer(watcher, instance)
-        changes = (instance.id, instance.key.handler, None)
-        if any(self._recent.get(change, -1) > mark for change in changes) or self._number > mark + REMEMBERED:
+        if max(self._recent.get(instance.id, -1), self._recent.get(None, -1), self._number - REMEMBERED) > mark:
             self._ask([instance.id])
 
     def drain(self) -> None:
@@ -84,7 +80,7 @@ class Watches:
             if others is not None:
                 others.discard(watcher)
                 if not others:
-                    del self._watchers[one], self._handlers[one]
+                    del self._watchers[one]
 
     def note(self, statuses: Iterable[int], runs: Iterable[int] = ()) -> None:
         """The first have another status; of the others, steps or events may have changed."""
@@ -96,13 +92,10 @@ class Watches:
         if self._dirty:
             self._any_dirty.set()
 
-    def note_handlers(self, handlers: Iterable[Handler] | None) -> None:
-        """Instances of these handlers may have changed elsewhere; None: any may have."""
-        wanted = None if handlers is None else set(handlers)
-        changes: set[Handler | None] = {None} if wanted is None else {*wanted}
-        for change in changes:
-            self._remember(change)
-        self._ask([one for one, handler in self._handlers.items() if wanted is None or handler in wanted])
+    def note_all(self) -> None:
+        """Any of them may have changed elsewhere."""
+        self._remember(None)
+        self._ask(self._watchers)
 
     async def run(self) -> None:
         """Read what has changed and tell whoever follows it, until cancelled."""
@@ -125,7 +118,7 @@ class Watches:
         if self._dirty:
             self._any_dirty.set()
 
-    def _remember(self, change: int | Handler | None) -> None:
+    def _remember(self, change: int | None) -> None:
         self._number += 1
         self._recent[change] = self._number
         self._recent.move_to_end(change)

@@ -64,6 +64,12 @@ def draw_numbers(tx: Tx, count: int) -> list[int]:
     return list(range(last - count + 1, last + 1))
 
 
+def take_snapshot(tx: Tx) -> None:
+    """Let all statements of a transaction see the same moment. It must be the first thing that it does."""
+    if product(tx) == "postgresql":
+        tx.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
+
+
 def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
     """A table made of one bound parameter, so that a batch of any size is one statement with one text.
 

@@ -35,9 +35,11 @@ class Hint:
     """What changed somewhere."""
 
     handlers: frozenset[Handler] | None = None
-    """Handlers whose next wake or instances changed; None means that any may have."""
+    """Handlers whose next wake changed; None means that anything may have changed."""
     tasks: frozenset[int] = frozenset()
     """Held tasks whose holders must look."""
+    instances: frozenset[int] = frozenset()
+    """Instances that stand somewhere else now."""
 
 
 ANYTHING = Hint()
@@ -117,8 +119,9 @@ class PostgresqlHints:
     def send(self, tx: Tx, hint: Hint) -> None:
         """Hint to all replicas; a hint that would be too long says "anything"."""
         names = [[one.namespace, one.kind, one.name] for one in hint.handlers or ()]
-        text = json.dumps([names, list(hint.tasks)], separators=(",", ":"))
-        self._notify(tx, text if len(text.encode()) <= LONGEST_HINT else "null")
+        said = [self._ping, names, list(hint.tasks), list(hint.instances)]
+        text = json.dumps(said, separators=(",", ":"))
+        self._notify(tx, text if len(text.encode()) <= LONGEST_HINT else json.dumps([self._ping]))
 
     def expect_ping(self) -> None:
         """Measure from now on how long the next ping takes, unless an earlier one is still missing."""
@@ -147,11 +150,15 @@ class PostgresqlHints:
             if hint.get("ping") == self._ping:
                 self._pinged_at = None
             return
-        if hint is None:
+        sender, *said = hint
+        if sender == self._ping:
+            return  # our own commits need no hint
+        if not said:
             on_hint(ANYTHING)
             return
-        names, tasks = hint
-        on_hint(Hint(frozenset(Handler(space, TaskKind(kind), name) for space, kind, name in names), frozenset(tasks)))
+        names, tasks, instances = said
+        handlers = frozenset(Handler(space, TaskKind(kind), name) for space, kind, name in names)
+        on_hint(Hint(handlers, frozenset(tasks), frozenset(instances)))
 
     def _notify(self, tx: Tx, hint: str) -> None:
         tx.execute(text("SELECT pg_notify(:channel, :hint)"), {"channel": CHANNEL, "hint": hint})

@@ -27,7 +27,7 @@ from stepwell_server.domain.retry import Backoff, RetryPolicy, StepPolicy
 from stepwell_server.domain.times import Micros
 from stepwell_server.domain.workflows import Event, Step, StepStatus, StepType
 from stepwell_server.storage import dialect
-from stepwell_server.storage.database import Tx
+from stepwell_server.storage.database import LostRace, Tx
 from stepwell_server.storage.payloads import failure_from, failure_row, from_text, to_text
 from stepwell_server.storage.schema import tasks, workflow_events, workflow_steps
 
@@ -193,16 +193,20 @@ def _save_sql(product: str) -> Any:
     )
 
 
-def insert_events(tx: Tx, sent: Iterable[SentEvent]) -> None:
-    """Store new events."""
-    tx.execute(_insert_events_sql(dialect.product(tx)), {"fresh": dialect.as_rows(map(_event_row, sent))})
+def insert_events(tx: Tx, sent: Sequence[SentEvent]) -> None:
+    """Store new events. A request id that another transaction took meanwhile is met by looking again."""
+    fresh = dialect.as_rows(map(_event_row, sent))
+    stored = tx.execute(_insert_events_sql(dialect.product(tx)), {"fresh": fresh}).all()
+    if len(stored) < len(sent):
+        raise LostRace
 
 
 @cache
 def _insert_events_sql(product: str) -> Any:
     fresh = dialect.rows(product, "fresh", **_EVENT)
     source = select(*(fresh.c[name] for name in _EVENT)).where(true())
-    return dialect.insert(product, workflow_events).from_select(list(_EVENT), source)
+    statement = dialect.insert(product, workflow_events).from_select(list(_EVENT), source)
+    return statement.on_conflict_do_nothing().returning(workflow_events.c.position)
 
 
 def deliver(tx: Tx, taken: Iterable[tuple[RunRef, Event]]) -> None:

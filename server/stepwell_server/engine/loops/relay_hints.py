@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from functools import partial
 
 import structlog
 
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.tasks import Handler
+from stepwell_server.engine.groups import Committed
 from stepwell_server.storage.database import Database, TxOptions
 from stepwell_server.storage.hints import Hint, Hints
 
@@ -29,12 +29,14 @@ class HintRelay:
         self._hints = hints
         self._touched: set[Handler] = set()
         self._told: set[int] = set()
+        self._moved: set[int] = set()
         self._any = asyncio.Event()
 
-    def note(self, touched: Iterable[Handler], told: Iterable[int] = ()) -> None:
-        """A commit of ours touched these handlers, and the holders of these tasks must look."""
-        self._touched.update(touched)
-        self._told.update(told)
+    def note(self, committed: Committed) -> None:
+        """This is what a commit of ours changed."""
+        self._touched.update(committed.touched)
+        self._told.update(committed.told)
+        self._moved.update(committed.statuses)
         if self._touched:
             self._any.set()
 
@@ -43,8 +45,8 @@ class HintRelay:
         while True:
             await self._any.wait()
             await asyncio.sleep(COALESCED)
-            hint = Hint(frozenset(self._touched), frozenset(self._told))
-            self._touched, self._told = set(), set()
+            hint = Hint(frozenset(self._touched), frozenset(self._told), frozenset(self._moved))
+            self._touched, self._told, self._moved = set(), set(), set()
             self._any.clear()
             try:
                 await self._db.run_tx(partial(self._hints.send, hint=hint), _OPTIONS)
