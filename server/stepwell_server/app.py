@@ -217,7 +217,7 @@ class App:
         def announce(committed: Committed) -> None:
             bus.learn(committed)
             relay.note(committed)
-            watches.note(committed.statuses, committed.runs)
+            watches.note(committed.statuses, committed.runs, committed.ended)
             dispatcher.look(committed.told)
 
         def heard(hint: Hint) -> None:

@@ -477,7 +477,7 @@ func (x *ClaimTasksRequest) GetRequestId() string {
 type ClaimTasksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
-	// the message comes with "more" set: CommitTask with NeedState brings the rest, a page at a time.
+	// the message comes with "more" set, perhaps without steps and params: CommitTask with NeedState brings them, a page at a time.
 	Frames        []*ServerFrame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

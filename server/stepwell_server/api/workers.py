@@ -354,12 +354,13 @@ async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, 
 
 
 def _first_pages(deliveries: Iterable[Delivery]) -> Iterator[pb.ServerFrame]:
-    """The first page of each task; of those that do not fit into the message any more, a page without steps."""
+    """The first page of each task; of those that do not fit into the message any more, a page without anything."""
     room = MESSAGE_BYTES
     for delivery in deliveries:
         frame = next(frames.delivery_to_pb(delivery))
         if frame.ByteSize() > room:
             del frame.task.workflow.steps[:]
+            frame.task.workflow.ClearField("params")
             frame.task.workflow.more = True
         room -= frame.ByteSize()
         yield frame

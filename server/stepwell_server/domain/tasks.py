@@ -22,6 +22,8 @@ from stepwell_server.domain.times import Micros
 
 HIGHEST_PRIORITY = 0
 LOWEST_PRIORITY = 9
+BEGUN_PRIORITY = 3
+"""What somebody has begun comes before what is new."""
 
 
 class TaskKind(StrEnum):
@@ -169,7 +171,10 @@ class Task(NamedTuple):
         """Pending again because its holder was lost. What was open stays noted, for its attempts to be counted."""
         unnoticed = self.acked and not self.frame_number and not self.open_steps  # what it had begun, it never said
         return self.given_back()._replace(
-            run_at=now, reason=Reason.TAKEOVER, interruptions=self.interruptions + unnoticed
+            run_at=now,
+            reason=Reason.TAKEOVER,
+            priority=min(self.priority, BEGUN_PRIORITY),
+            interruptions=self.interruptions + unnoticed,
         )
 
     def released(self, now: Micros, run_at: Micros, reason: Reason, priority: int) -> Task:

@@ -23,7 +23,7 @@ from stepwell_server.domain.errors import InstanceTerminal, InvalidEventType, In
 from stepwell_server.domain.names import is_name
 from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.retry import StepPolicy
-from stepwell_server.domain.tasks import Handler, Reason, Stop, Task, TaskKind, TaskStatus
+from stepwell_server.domain.tasks import BEGUN_PRIORITY, Handler, Reason, Stop, Task, TaskKind, TaskStatus
 from stepwell_server.domain.times import Micros
 
 ID_LENGTH = 100
@@ -34,7 +34,7 @@ FAILURE_NAME = 256
 FAILURE_TEXT = 4096
 FAILURE_DETAILS = 16384
 
-PRIORITY = {Reason.WAKE: 1, Reason.RETRY: 2, Reason.RESUME: 3, Reason.TAKEOVER: 3, Reason.RUN: 5}
+PRIORITY = {Reason.WAKE: 1, Reason.RETRY: 2, Reason.RESUME: BEGUN_PRIORITY, Reason.RUN: 5}
 """What has begun comes before what is new."""
 
 

@@ -141,6 +141,8 @@ class Committed:
     """Those of them that stand somewhere else now."""
     told: frozenset[int] = frozenset()
     """Tasks whose holders must look: something came, or they are to stop, or no longer hold it."""
+    ended: Mapping[int, Any] = field(default_factory=dict)
+    """Rows of instances that ended, for `storage.workflows.from_row`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -235,7 +237,7 @@ def _committed(group: Group) -> Committed:
     committed = committed_by(written, [*gone, *claimed], group.at, told, wakes)
     moved = changed_statuses(group.locked, group.changed.values())
     unmoved = group.changed.keys() - moved.keys()
-    return replace(committed, statuses=committed.runs - unmoved)
+    return replace(committed, statuses=committed.runs - unmoved, ended=group.runs.ended)
 
 
 def committed_by(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from stepwell_server.domain.errors import (
     IdempotencyKeyReused,
@@ -223,19 +223,20 @@ class ReportFrames(HotCall):
             return self._lost(group)
         run = group.runs.open(task)
         answers: list[FrameAnswer] = []
+        lost = not self.frames and not self._is_mine(run.task)
         for frame in self.frames:
             answer = self._answer(run, frame)
-            if answer is None:
-                return RunNews(tuple(answers), stale=LeaseLost("the task is no longer held", task_id=task.id))
+            if answer is None:  # what came before it counts all the same
+                lost = True
+                break
             answers.append(answer)
-        if not self.frames and not self._is_mine(run.task):
-            return RunNews(stale=LeaseLost("the task is no longer held", task_id=task.id))
         news = self._news(run, tuple(answers), again=self._tells_all(task))
         if run.ending is not None:
             group.remove(run.task)
         elif run.task != task:
             group.put(run.task)
-        return news
+        stale = LeaseLost("the task is no longer held", task_id=task.id) if lost else None
+        return replace(news, stale=stale)
 
     def _tells_all(self, task: Task) -> bool:
         return self.tell_all or any(frame.number <= task.frame_number for frame in self.frames)
@@ -259,7 +260,7 @@ class ReportFrames(HotCall):
         return mine and judge(task, self.held) is Verdict.ACCEPTED
 
     def _news(self, run: Run, answers: tuple[FrameAnswer, ...], *, again: bool) -> RunNews:
-        if run.ending is not None or run.task.status is not TaskStatus.PROCESSING:
+        if run.ending is not None or not self._is_mine(run.task):
             return RunNews(answers, revision=run.task.revision)
         expired = run.expire()
         resolved = run.resolve() if run.overdue() or run.task.wake_again else []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from stepwell_server.domain.leases import Lease, Owner
 from stepwell_server.domain.runs import Run, RunRules
@@ -75,6 +75,8 @@ class RunBook:
     absent: dict[InstanceKey, Instance] = field(default_factory=dict)
     births: dict[TaskKey, NewRun] = field(default_factory=dict)
     found: list[Found] = field(default_factory=list)
+    ended: dict[int, Any] = field(default_factory=dict)
+    """Rows of the instances that ended here."""
     _steps: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
     _events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     _fresh_events: list[SentEvent] = field(default_factory=list)
@@ -142,7 +144,7 @@ class RunBook:
         self.write_steps(tx)
         ends = [_end(run) for run in self.runs.values() if run.ending is not None]
         if ends:
-            workflows.end(tx, ends)
+            self.ended = workflows.end(tx, ends)
         statuses = changed_statuses(group.locked, group.changed.values())
         if statuses:
             workflows.copy_status(tx, statuses, self.at.now)

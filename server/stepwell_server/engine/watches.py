@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.workflows import Instance
@@ -82,12 +83,15 @@ class Watches:
                 if not others:
                     del self._watchers[one]
 
-    def note(self, statuses: Iterable[int], runs: Iterable[int] = ()) -> None:
-        """The first have another status; of the others, steps or events may have changed."""
+    def note(self, statuses: Iterable[int], runs: Iterable[int] = (), ended: Mapping[int, Any] | None = None) -> None:
+        """The first have another status; of the others, steps or events may have changed. Those that ended are here."""
         for one in statuses:
             self._remember(one)
             if one in self._watchers:
-                self._dirty.add(one)
+                if ended and one in ended:
+                    self._offer_to_all(workflows.from_row(ended[one]))
+                else:
+                    self._dirty.add(one)
         self._dirty.update(one for one in runs if any(each.with_steps for each in self._watchers.get(one, ())))
         if self._dirty:
             self._any_dirty.set()
@@ -110,8 +114,7 @@ class Watches:
                 await asyncio.sleep(PAUSE)
                 continue
             for one in found.values():
-                for watcher in self._watchers.get(one.id, ()):
-                    self._offer(watcher, one)
+                self._offer_to_all(one)
 
     def _ask(self, instance_ids: Iterable[int]) -> None:
         self._dirty.update(instance_ids)
@@ -124,6 +127,10 @@ class Watches:
         self._recent.move_to_end(change)
         if len(self._recent) > REMEMBERED:
             self._recent.popitem(last=False)
+
+    def _offer_to_all(self, instance: Instance) -> None:
+        for watcher in self._watchers.get(instance.id, ()):
+            self._offer(watcher, instance)
 
     def _offer(self, watcher: Watcher, instance: Instance) -> None:
         if instance.revision > watcher.known.get(instance.id, 0):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 import structlog
@@ -30,7 +31,7 @@ from stepwell_server.domain.tasks import Handler, Registration, Task
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.engine.claims import Claimed, Seat
 from stepwell_server.engine.connections import Connection
-from stepwell_server.engine.dispatch import Delivery, Place
+from stepwell_server.engine.dispatch import LONGEST_PAUSE, SHORTEST_PAUSE, Delivery, Place
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.run_calls import ReportFrames
@@ -53,10 +54,11 @@ MOST_HANDLERS = 1000
 LABEL_LENGTH = 128
 DESCRIPTION_LENGTH = 1024
 SHOWN_TASKS = 100
+SHOWN_HANDLERS = 20_000
 
 log = structlog.get_logger()
 
-_SESSION_ID = re.compile(r"[0-9a-f]{32}", re.ASCII)
+_SESSION_ID = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -232,20 +234,21 @@ class Workers:
         return await self._with_state([one.task for one in claimed.handed])
 
     async def _claim_within(self, seat: Seat, wait: Micros) -> Claimed:
-        loop = asyncio.get_running_loop()
-        ends = loop.time() + wait / SECOND
+        loop, bus = asyncio.get_running_loop(), self._spine.bus
+        ends, pause = loop.time() + wait / SECOND, SHORTEST_PAUSE
         while True:
+            number = bus.number
             claimed: Claimed = await self._spine.committer.submit(Claim([seat]))
             if claimed.handed or loop.time() >= ends:
                 return claimed
-            number = self._spine.bus.number
-            try:
-                async with asyncio.timeout_at(ends):
-                    await self._spine.bus.wait_until_due(seat.handlers.__contains__)
-                    if self._spine.bus.number == number:
-                        await self._spine.bus.changed_since(number)
-            except TimeoutError:
-                continue
+            with suppress(TimeoutError):
+                if bus.due_handlers(seat.handlers.__contains__):  # others take it, or hold it back
+                    async with asyncio.timeout_at(min(ends, loop.time() + pause)):
+                        await bus.changed_since(number)
+                    pause = min(pause * 2, LONGEST_PAUSE)
+                else:
+                    async with asyncio.timeout_at(ends):
+                        await bus.wait_until_due(seat.handlers.__contains__)
 
     async def renew(self, session_id: str, held: Sequence[Held]) -> list[Answer]:
         """Extend leases of a session without a stream."""
@@ -286,6 +289,7 @@ class Workers:
 
     async def _caller(self, namespace: str, session_id: str) -> Session:
         check_session_id(session_id)
+        await self._spine.registry.limits_of(namespace)
         session = await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
         if session is None or session.namespace != namespace:
             raise SessionNotRegistered("register the handlers of this session first")
@@ -318,8 +322,8 @@ class Workers:
             return found, sessions.held_by(tx, [one.session_id for one in found])
 
         found, held = await self._spine.db.run_tx(work, READ)
-        shown = [_view(one, held) for one in found[:limit]]
-        more = len(found) > limit
+        shown = [_view(one, held) for one in _fitting(found[:limit])]
+        more = len(found) > len(shown)
         last = shown[-1].session if shown else None
         token = self._tokens.encode(scope, [last.worker_id, last.session_id]) if more and last else ""
         return Page(shown, token)
@@ -328,7 +332,7 @@ class Workers:
 def check_session_id(session_id: str) -> None:
     """Refuse what cannot be the id of a session."""
     if _SESSION_ID.fullmatch(session_id) is None:
-        raise InvalidSessionId("a session id is 32 hexadecimal digits, in lower case", field="session_id")
+        raise InvalidSessionId("a session id is 32 hexadecimal digits", field="session_id")
 
 
 def _check_registration(one: Registration) -> None:
@@ -355,6 +359,16 @@ def _recall(tx: Tx, key: RequestKey, session_id: str) -> list[Task] | None:
     fences = dict(leases)
     found = store.get(tx, fences)
     return [task for task in found.values() if task.fence == fences[task.id] and task.owner is not None]
+
+
+def _fitting(found: Sequence[Session]) -> Sequence[Session]:
+    """As many as fit into a message, at least one: by the handlers that they host."""
+    total = 0
+    for count, session in enumerate(found):
+        total += len(session.handlers) + SHOWN_TASKS
+        if count and total > SHOWN_HANDLERS:
+            return found[:count]
+    return found
 
 
 def _view(session: Session, held: Sequence[sessions.HeldRow]) -> WorkerView:

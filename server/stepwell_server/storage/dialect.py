@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import FromClause, Table, Text, bindparam, cast, column, func, select, text, type_coerce, update
+import orjson
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Table,
+    Text,
+    bindparam,
+    cast,
+    column,
+    func,
+    select,
+    text,
+    type_coerce,
+    update,
+)
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
@@ -64,6 +77,11 @@ def draw_numbers(tx: Tx, count: int) -> list[int]:
     return list(range(last - count + 1, last + 1))
 
 
+def unindexed(column: ColumnElement[str]) -> ColumnElement[str]:
+    """The column, in a shape that no index serves: where a young table without statistics would mislead the planner."""
+    return column.concat("")
+
+
 def take_snapshot(tx: Tx) -> None:
     """Let all statements of a transaction see the same moment. It must be the first thing that it does."""
     if product(tx) == "postgresql":
@@ -89,4 +107,4 @@ def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
 
 def as_rows(items: Iterable[Mapping[str, Any]]) -> str:
     """The value of a `rows` parameter."""
-    return json.dumps(list(items), separators=(",", ":"), ensure_ascii=False)
+    return orjson.dumps(list(items)).decode()

@@ -158,12 +158,12 @@ workflow_instances = Table(
     Column("ended_fence", BigInteger),  # lease under which its worker ended it
     Column("request_id", Text),
     Column("request_hash", Text),
-    UniqueConstraint("namespace", "workflow", "instance_id", name="uq_workflow_instances__key"),
+    UniqueConstraint("instance_id", "namespace", "workflow", name="uq_workflow_instances__key"),
     Index("ix_workflow_instances__created", "namespace", "workflow", "created_at", "id"),
     Index("ix_workflow_instances__status", "namespace", "workflow", "status", "created_at", "id"),
     Index(
         "uq_workflow_instances__request",
-        *("namespace", "request_id"),
+        *("request_id", "namespace"),
         unique=True,
         postgresql_where=text("request_id IS NOT NULL"),
         sqlite_where=text("request_id IS NOT NULL"),
@@ -239,7 +239,7 @@ workflow_events = Table(
     ),
     Index(
         "uq_workflow_events__request",
-        *("namespace", "request_id"),
+        *("request_id", "namespace"),
         unique=True,
         postgresql_where=text("request_id IS NOT NULL"),
         sqlite_where=text("request_id IS NOT NULL"),

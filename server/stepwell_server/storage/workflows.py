@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Row, Select, Text, case, func, select, true, update
+from sqlalchemy import BigInteger, Row, Select, Text, case, func, literal, select, true, update
 from sqlalchemy.types import TypeEngine
 
 from stepwell_server.domain.payloads import Payload
@@ -163,9 +163,10 @@ def _known_sql(product: str) -> Select[Any]:
     return select(*columns).join(wanted, workflow_instances.c.id == wanted.c.id)
 
 
-def end(tx: Tx, ends: Iterable[End]) -> None:
-    """Write how instances ended."""
-    tx.execute(_end_sql(dialect.product(tx)), {"after": dialect.as_rows(map(_end_row, ends))})
+def end(tx: Tx, ends: Iterable[End]) -> dict[int, Row[Any]]:
+    """Write how instances ended, and return their rows, for whoever wants to know (`from_row`)."""
+    stored = tx.execute(_end_sql(dialect.product(tx)), {"after": dialect.as_rows(map(_end_row, ends))})
+    return {row.id: row for row in stored}
 
 
 @cache
@@ -180,6 +181,7 @@ def _end_sql(product: str) -> Any:
         update(workflow_instances)
         .where(workflow_instances.c.id == after.c.id)
         .values(**same, ended_at=after.c.at, updated_at=after.c.at)
+        .returning(*workflow_instances.columns, literal(None).label("run_at"))
     )
 
 
@@ -216,14 +218,17 @@ def find(tx: Tx, births: Iterable[Birth]) -> list[Found]:
 @cache
 def _same_key_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **_KEY, request_id=Text())
-    same = [workflow_instances.c[name] == wanted.c[name] for name in _KEY]
+    same = _same_key(wanted.c)
     return _with_task().where(*same).add_columns(*_REQUEST).select_from(_JOINED.join(wanted, true()))
 
 
 @cache
 def _same_request_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **_KEY, request_id=Text())
-    same = [workflow_instances.c[name] == wanted.c[name] for name in ("namespace", "request_id")]
+    same = [
+        workflow_instances.c.request_id == wanted.c.request_id,
+        dialect.unindexed(workflow_instances.c.namespace) == wanted.c.namespace,
+    ]
     given = workflow_instances.c.request_id.is_not(None)
     return _with_task().where(*same, given).add_columns(*_REQUEST).select_from(_JOINED.join(wanted, true()))
 
@@ -255,7 +260,7 @@ def get_keys(tx: Tx, keys: Iterable[InstanceKey]) -> list[Instance]:
 @cache
 def _keys_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **_KEY)
-    same = [workflow_instances.c[name] == wanted.c[name] for name in _KEY]
+    same = _same_key(wanted.c)
     return _with_task().where(*same).select_from(_JOINED.join(wanted, true()))
 
 
@@ -330,7 +335,17 @@ def _with_task() -> Select[Any]:
 
 
 def _is(key: InstanceKey) -> list[Any]:
-    return [workflow_instances.c[name] == value for name, value in _key_row(key).items()]
+    return _same_key(key)
+
+
+def _same_key(other: Any) -> list[Any]:
+    """Whether an instance has this key. Only its id is looked up by an index: those of listings begin alike."""
+    mine = workflow_instances.c
+    return [
+        mine.instance_id == other.instance_id,
+        dialect.unindexed(mine.namespace) == other.namespace,
+        dialect.unindexed(mine.workflow) == other.workflow,
+    ]
 
 
 def _key_row(key: InstanceKey) -> dict[str, Any]:

@@ -265,7 +265,7 @@ class ClaimTasksResponse(_message.Message):
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerFrame]:
         """What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
-        the message comes with "more" set: CommitTask with NeedState brings the rest, a page at a time.
+        the message comes with "more" set, perhaps without steps and params: CommitTask with NeedState brings them, a page at a time.
         """
 
     def __init__(

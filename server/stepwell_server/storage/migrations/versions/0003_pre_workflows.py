@@ -57,7 +57,7 @@ def _create_instances() -> None:
         _number("ended_fence"),
         sa.Column("request_id", sa.Text()),
         sa.Column("request_hash", sa.Text()),
-        sa.UniqueConstraint("namespace", "workflow", "instance_id", name="uq_workflow_instances__key"),
+        sa.UniqueConstraint("instance_id", "namespace", "workflow", name="uq_workflow_instances__key"),
     )
     of_workflow = ["namespace", "workflow"]
     op.create_index("ix_workflow_instances__created", "workflow_instances", [*of_workflow, "created_at", "id"])
@@ -65,7 +65,7 @@ def _create_instances() -> None:
     _index(
         "uq_workflow_instances__request",
         "workflow_instances",
-        ["namespace", "request_id"],
+        ["request_id", "namespace"],
         "request_id IS NOT NULL",
         unique=True,
     )
@@ -126,7 +126,7 @@ def _create_events() -> None:
     _index(
         "uq_workflow_events__request",
         "workflow_events",
-        ["namespace", "request_id"],
+        ["request_id", "namespace"],
         "request_id IS NOT NULL",
         unique=True,
     )

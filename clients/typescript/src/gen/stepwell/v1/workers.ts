@@ -242,7 +242,7 @@ export interface ClaimTasksRequest {
 export interface ClaimTasksResponse {
   /**
    * What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
-   * the message comes with "more" set: CommitTask with NeedState brings the rest, a page at a time.
+   * the message comes with "more" set, perhaps without steps and params: CommitTask with NeedState brings them, a page at a time.
    */
   frames: ServerFrame[];
 }
