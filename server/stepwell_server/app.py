@@ -35,6 +35,7 @@ from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Dispatcher
 from stepwell_server.engine.groups import Committed
+from stepwell_server.engine.intake import Intake
 from stepwell_server.engine.loops import supervised
 from stepwell_server.engine.loops.prune_requests import prune_requests
 from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
@@ -233,7 +234,7 @@ class App:
         self._spine = Spine(self.db, committer, bus, dispatcher, registry, announce)
         tokens = PageTokens(replica.deployment.page_token_key)
         self._workers = Workers(self._spine, tokens, replica.replica_id)
-        self._workflows = Workflows(self._spine, watches, tokens)
+        self._workflows = Workflows(self._spine, Intake(self._spine), watches, tokens)
         self._namespaces = Namespaces(self.db, tokens, replica.limits)
         sweep = Sweep(self._spine, self._hints, self._swept)
         self._background = {

@@ -2648,7 +2648,8 @@ type InstanceChange struct {
 	//	*InstanceChange_Instance
 	//	*InstanceChange_Refusal
 	Change isInstanceChange_Change `protobuf_oneof:"change"`
-	// The steps that changed since the revision sent before, if they were asked for.
+	// The steps that changed since the revision sent before, if they were asked for. Where they do not fit into one message, more
+	// changes of the same instance and revision follow with the others, in INSTANCE_VIEW_BASIC.
 	Steps         []*Step `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -160,6 +160,7 @@ STEP_TYPES = {
 }
 STEP_STATUSES = {
     StepStatus.PENDING: workflows_pb2.STEP_STATUS_PENDING,
+    StepStatus.RUNNING: workflows_pb2.STEP_STATUS_RUNNING,
     StepStatus.WAITING: workflows_pb2.STEP_STATUS_WAITING,
     StepStatus.COMPLETED: workflows_pb2.STEP_STATUS_COMPLETED,
     StepStatus.ERRORED: workflows_pb2.STEP_STATUS_ERRORED,

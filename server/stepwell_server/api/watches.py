@@ -106,15 +106,14 @@ class WatchStream:
         except TimeoutError:
             await self.call.authorise()
         refusals, self.refusals = self.refusals, []
-        response = self._response(refusals)
-        size = 0
+        response, size = self._response(refusals), 0
         for instance, known in changed:
-            change = await self._change(instance, known)
-            size += change.ByteSize()
-            if response.changes and size > MESSAGE_BYTES:
-                yield response
-                response, size = self._response([]), change.ByteSize()
-            response.changes.append(change)
+            for change in await self._changes(instance, known):
+                size += change.ByteSize()
+                if response.changes and size > MESSAGE_BYTES:
+                    yield response
+                    response, size = self._response([]), change.ByteSize()
+                response.changes.append(change)
         if not self.is_closed or response.changes:
             yield response
 
@@ -124,13 +123,20 @@ class WatchStream:
             changes=changes, now=convert.timestamp_to_pb(now), draining=self.watcher.is_draining
         )
 
-    async def _change(self, instance: Instance, known: int) -> pb.InstanceChange:
-        change = pb.InstanceChange(instance=convert.instance_to_pb(instance))
+    async def _changes(self, instance: Instance, known: int) -> list[pb.InstanceChange]:
+        """The instance, with the steps that changed if they were asked for; again for those that do not fit."""
+        changes = [pb.InstanceChange(instance=convert.instance_to_pb(instance))]
         followed = self.followed.get(instance.key)
-        if followed is not None and followed.target.include_steps:
-            steps = await self.workflows.changed_steps(instance, known)
-            change.steps.extend(map(convert.step_to_pb, steps))
-        return change
+        if followed is None or not followed.target.include_steps:
+            return changes
+        size = changes[0].ByteSize()
+        for step in map(convert.step_to_pb, await self.workflows.changed_steps(instance, known)):
+            size += step.ByteSize()
+            if size > MESSAGE_BYTES and changes[-1].steps:
+                changes.append(pb.InstanceChange(instance=convert.instance_to_pb(instance, payloads=False)))
+                size = step.ByteSize()
+            changes[-1].steps.append(step)
+        return changes
 
 
 def _key(target: pb.WatchTarget) -> InstanceKey:

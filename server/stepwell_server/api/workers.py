@@ -67,7 +67,6 @@ class WorkerServicer(WorkerServiceServicer):
         self._workers = workers
         self._server = server
         self._terms = terms
-        self._reader = FrameReader(server.replica.limits, terms.policy)
 
     async def Connect(  # type: ignore[override]  # it writes to the context itself, to see when nobody reads
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
@@ -77,9 +76,9 @@ class WorkerServicer(WorkerServiceServicer):
         hello = frames.hello_from_pb(first)
         call.permit(hello.namespace)
         connection, held = await self._workers.connect(hello)
-        stream = _Stream(context, connection, self._workers, self._reader, self._terms)
+        stream = _Stream(context, connection, self._workers, await self._reader(hello.namespace), self._terms)
         try:
-            welcome = await self._welcome(connection.owner.connection, held)
+            welcome = await self._welcome(hello.namespace, connection.owner.connection, held)
             await stream.serve(welcome, rest, request_iterator, call)
         finally:
             await self._workers.disconnect(connection, goodbye=stream.said_goodbye)
@@ -87,8 +86,9 @@ class WorkerServicer(WorkerServiceServicer):
     async def RegisterHandlers(
         self, request: pb.RegisterHandlersRequest, context: Context
     ) -> pb.RegisterHandlersResponse:
-        number = await self._workers.register(frames.hello_from_pb(request.hello))
-        return pb.RegisterHandlersResponse(welcome=await self._welcome(number, []))
+        hello = frames.hello_from_pb(request.hello)
+        number = await self._workers.register(hello)
+        return pb.RegisterHandlersResponse(welcome=await self._welcome(hello.namespace, number, []))
 
     async def ClaimTasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
         namespace = convert.namespace_from_pb(request.namespace)
@@ -121,7 +121,8 @@ class WorkerServicer(WorkerServiceServicer):
         if not {*bodies} <= NUMBERED | {"task_ack", "need_state"}:
             raise InvalidField("only frames about a task can be committed", field="frames")
         answered: list[pb.ServerFrame] = []
-        numbered = tuple(self._reader.read(one) for one in request.frames if one.WhichOneof("body") in NUMBERED)
+        reader = await self._reader(convert.namespace_from_pb(request.namespace))
+        numbered = tuple(reader.read(one) for one in request.frames if one.WhichOneof("body") in NUMBERED)
         if "task_ack" in bodies and not numbered:
             await self._acknowledge(request.session_id, held)
         if numbered or "need_state" not in bodies:
@@ -142,7 +143,10 @@ class WorkerServicer(WorkerServiceServicer):
         if answer.verdict is not Verdict.ACCEPTED:
             raise LeaseLost("the task is no longer held", task_id=held.task_id)
 
-    async def _welcome(self, connection: int, held: Iterable[Held]) -> pb.Welcome:
+    async def _reader(self, namespace: str) -> FrameReader:
+        return FrameReader(await self._workers.limits_of(namespace), self._terms.policy)
+
+    async def _welcome(self, namespace: str, connection: int, held: Iterable[Held]) -> pb.Welcome:
         replica, terms = self._server.replica, self._terms
         clock = await self._server.clock()
         return pb.Welcome(
@@ -152,7 +156,7 @@ class WorkerServicer(WorkerServiceServicer):
             connection=connection,
             now=convert.timestamp_to_pb(clock.now),
             virtual_clock=clock.virtual,
-            limits=convert.limits_to_pb(replica.limits),
+            limits=convert.limits_to_pb(await self._workers.limits_of(namespace)),
             lease=convert.duration_to_pb(terms.times.lease),
             heartbeat_interval=convert.duration_to_pb(terms.heartbeat),
             ack_window=convert.duration_to_pb(terms.times.ack_window),

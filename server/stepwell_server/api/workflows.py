@@ -15,8 +15,9 @@ from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.pages import PageRequest
 from stepwell_server.domain.payloads import EMPTY_OBJECT
 from stepwell_server.domain.workflows import InstanceFilter, InstanceKey, NewEvent, NewInstance
+from stepwell_server.engine.intake import Item
 from stepwell_server.engine.run_calls import Stored
-from stepwell_server.engine.workflows import DEFAULT_WAIT, Item, Workflows
+from stepwell_server.engine.workflows import DEFAULT_WAIT, Workflows
 
 _STATUSES = {number: status for status, number in convert.STATUSES.items()}
 

@@ -11,6 +11,7 @@ from stepwell_server.domain.errors import InvalidField, PayloadNotJson, PayloadT
 
 ENCODING_LENGTH = 64
 
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*+"|[\[{]|[\]}]', re.DOTALL)
 
 
@@ -41,7 +42,9 @@ class Payload:
         if _depth(self.json) > deepest:  # before it is parsed: a parser would run out of stack
             raise PayloadTooDeep(f"{field} is nested deeper than {deepest}", field=field, limit=deepest)
         try:
-            _PARSER.decode(self.json)
+            parsed = _PARSER.decode(self.json)
+            if _SURROGATE.search(self.json):
+                json.dumps(parsed, ensure_ascii=False).encode()  # refuses one that stands alone
         except ValueError:
             raise PayloadNotJson(f"{field} is not strict JSON", field=field) from None
 

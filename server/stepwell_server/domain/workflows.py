@@ -70,9 +70,11 @@ class StepType(StrEnum):
 
 
 class StepStatus(StrEnum):
-    """Where a step stands. One whose body is executing has no status of its own: its task lists it as open."""
+    """Where a step stands."""
 
     PENDING = "pending"
+    RUNNING = "running"
+    """Never stored: what its task lists as open is shown so."""
     WAITING = "waiting"
     COMPLETED = "completed"
     ERRORED = "errored"

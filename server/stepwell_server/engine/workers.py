@@ -25,6 +25,7 @@ from stepwell_server.domain.errors import (
 )
 from stepwell_server.domain.frames import Frame, RunNews
 from stepwell_server.domain.leases import Held, Owner
+from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.names import is_name
 from stepwell_server.domain.pages import Page, PageRequest
 from stepwell_server.domain.tasks import Handler, Registration, Task
@@ -268,6 +269,17 @@ class Workers:
         if news.stale is not None and not news.answers:
             raise news.stale
         return news
+
+    async def limits_of(self, namespace: str) -> Limits:
+        """What workers of a namespace may send."""
+        registry = self._spine.registry
+        own = await registry.limits_of(namespace)
+        return replace(
+            registry.limits,
+            payload_bytes=own.max_payload_bytes,
+            steps_per_run=own.max_steps_per_run,
+            pending_events=own.max_pending_events,
+        )
 
     def now(self) -> Micros:
         """About what the database's clock says."""

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from stepwell_server.domain.errors import (
-    BatchTooLarge,
     DurationOutOfRange,
     InstanceIdAlreadyExists,
     RunNotFound,
     StepNotFound,
     StepwellError,
 )
-from stepwell_server.domain.names import check_request_id
 from stepwell_server.domain.pages import Page, PageRequest
-from stepwell_server.domain.payloads import Payload
+from stepwell_server.domain.runs import load_open
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import (
@@ -33,14 +29,14 @@ from stepwell_server.domain.workflows import (
     NewInstance,
     Step,
     StepStatus,
+    StepType,
     status_of,
     terminal,
 )
-from stepwell_server.engine.claims import Handed
 from stepwell_server.engine.groups import Committed, committed_by
+from stepwell_server.engine.intake import Intake, Item
 from stepwell_server.engine.requests import Request
-from stepwell_server.engine.run_calls import Created, CreateRun, SendEvent, Stored, not_found
-from stepwell_server.engine.runs import NewRun
+from stepwell_server.engine.run_calls import Stored, not_found
 from stepwell_server.engine.spine import Spine
 from stepwell_server.engine.watches import Watcher, Watches
 from stepwell_server.storage import dialect, handlers, listings, requests, sessions
@@ -51,7 +47,7 @@ from stepwell_server.storage.database import READ, Tx
 from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.runs import RunRef
 from stepwell_server.storage.tasks import Stamp
-from stepwell_server.storage.workflows import End, Started
+from stepwell_server.storage.workflows import End
 
 LONGEST_WAIT: Micros = 60 * SECOND
 DEFAULT_WAIT: Micros = 30 * SECOND
@@ -72,22 +68,11 @@ class WorkflowView:
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
-    """One thing of a batch, and what its sender calls it."""
-
-    request_id: str
-    body: bytes
-
-    def hash(self) -> str:
-        """What tells a repetition from a reuse."""
-        return hashlib.sha256(self.body).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
 class Workflows:
     """Workflows: create, manage, send events, look, wait."""
 
     spine: Spine
+    intake: Intake
     watches: Watches
     tokens: PageTokens
 
@@ -98,40 +83,17 @@ class Workflows:
         if wait > LONGEST_WAIT:
             raise DurationOutOfRange("wait must be at most 60 seconds", field="wait")
         mark = self.watches.mark()
-        instance = await self._create(new, item)
+        (instance,) = await self.intake.create([(new, item)])
+        if isinstance(instance, StepwellError):
+            raise instance
         return await self._wait(instance, wait, mark) if wait else instance
 
     async def create_many(
         self, items: Sequence[tuple[NewInstance, Item]], *, skip_existing: bool
     ) -> list[Instance | StepwellError | None]:
-        """Store many, each decided by itself. None: it was there, and that is to be skipped."""
-        self._check_batch(len(items))
-        results = await asyncio.gather(*(self._create(new, item) for new, item in items), return_exceptions=True)
+        """Store many, each decided by itself, in order. None: it was there, and that is to be skipped."""
         skipped = InstanceIdAlreadyExists if skip_existing else ()
-        return [None if isinstance(one, skipped) else _result(one) for one in results]
-
-    async def _create(self, new: NewInstance, item: Item) -> Instance:
-        check_request_id(item.request_id)
-        if not new.key.instance_id:
-            new = replace(new, key=replace(new.key, instance_id=uuid4().hex))
-        new.check()
-        await self.spine.registry.require(new.key.handler)
-        await self._check_payload(new.key.namespace, "params", new.params)
-        dispatcher, handler = self.spine.dispatcher, new.key.handler
-        seat = dispatcher.reserve(handler)
-        handed = None
-        try:
-            run = NewRun(new, item.request_id or None, item.hash() if item.request_id else None, seat)
-            answer = await self.spine.committer.submit(CreateRun(run))
-            if isinstance(answer, StepwellError):
-                raise answer
-            created: Created = answer
-            if created.is_new and created.task is not None and seat is not None:
-                started = Started(new.params, created.task.run_at)
-                handed = Handed(created.task, started, is_fresh=True)
-        finally:
-            dispatcher.born(handler, seat, handed)
-        return created.instance or _newborn(new, created.task)
+        return [None if isinstance(one, skipped) else one for one in await self.intake.create(items)]
 
     # ---- manage
 
@@ -194,20 +156,14 @@ class Workflows:
 
     async def send_event(self, new: NewEvent, item: Item) -> Stored:
         """Store an event, and wake the instance if it waits for it."""
-        check_request_id(item.request_id)
-        new.check()
-        await self.spine.registry.require(new.key.handler)
-        if new.payload is not None:
-            await self._check_payload(new.key.namespace, "payload", new.payload)
-        call = SendEvent(new, item.request_id or None, item.hash() if item.request_id else None)
-        stored: Stored = await self.spine.committer.submit(call)
+        (stored,) = await self.intake.send([(new, item)])
+        if isinstance(stored, StepwellError):
+            raise stored
         return stored
 
     async def send_events(self, items: Sequence[tuple[NewEvent, Item]]) -> list[Stored | StepwellError]:
         """Store many, each decided by itself; those to one instance in this order."""
-        self._check_batch(len(items))
-        results = await asyncio.gather(*(self.send_event(new, item) for new, item in items), return_exceptions=True)
-        return [_result(one) for one in results]
+        return await self.intake.send(items)
 
     # ---- look
 
@@ -265,10 +221,14 @@ class Workflows:
         scope = ["GetHistory", key.namespace, key.workflow, key.instance_id, run, descending]
         after = self.tokens.decode(scope, page.token) if page.token else None
         ref = RunRef(instance.id, run)
-        found = await self.spine.db.run_tx(
-            lambda tx: listings.history(tx, ref, limit + 1, after, descending=descending), READ
+        found, executing = await self.spine.db.run_tx(
+            lambda tx: (listings.history(tx, ref, limit + 1, after, descending=descending), _executing(tx, ref)), READ
         )
         items, more = _fitting(found, limit)
+        again, fresh = executing
+        items = [again.get(one.name, one) if isinstance(one, Step) else one for one in items]
+        if not more and not descending:
+            items += fresh  # where they will stand once they are stored
         return run, Page(items, self.tokens.encode(scope, [items[-1].position]) if more else "")
 
     # ---- wait
@@ -301,15 +261,6 @@ class Workflows:
         return found[run]
 
     # ---- parts
-
-    def _check_batch(self, count: int) -> None:
-        limit = self.spine.registry.limits.batch_items
-        if count > limit:
-            raise BatchTooLarge(f"a batch has at most {limit} items", field="items", limit=limit)
-
-    async def _check_payload(self, namespace: str, field: str, payload: Payload) -> None:
-        limits = await self.spine.registry.limits_of(namespace)
-        payload.check(field, most_bytes=limits.max_payload_bytes, deepest=self.spine.registry.limits.payload_depth)
 
     async def _change_task(
         self, key: InstanceKey, request: Request, change: Callable[[Tx, Instance, Task | None], Task | None]
@@ -347,50 +298,40 @@ class Workflows:
         return instance
 
 
-def _result(outcome: Any) -> Any:
-    """An outcome of a batch; what is not a refusal is a bug and goes on."""
-    if isinstance(outcome, BaseException) and not isinstance(outcome, StepwellError):
-        raise outcome
-    return outcome
-
-
 def _fitting(found: list[T], limit: int) -> tuple[list[T], bool]:
     """As many as the page may have and a message can hold, at least one; and whether there are more."""
     size = 0
     for count, one in enumerate(found[:limit]):
-        size += sum(
-            payload.size
-            for name in ("params", "output", "result", "payload")
-            if (payload := getattr(one, name, None)) is not None
-        )
+        payloads = [getattr(one, name, None) for name in ("params", "output", "result", "payload")]
+        size += sum(payload.size for payload in payloads if payload is not None)
+        size += sum(4 * (len(name) + len(value)) for name, value in getattr(one, "labels", {}).items())
         if count and size > PAGE_BYTES:
             return found[:count], True
     return found[:limit], len(found) > limit
 
 
+def _executing(tx: Tx, run: RunRef) -> tuple[dict[str, Step], list[Step]]:
+    """Steps whose bodies are executing, as far as is known: those that were stored before, by name, and new ones."""
+    task = task_store.get(tx, [run.task_id]).get(run.task_id)
+    if task is None or task.run_number != run.run_number:
+        return {}, []
+    opened = {one.name: one for one in load_open(task.open_steps)}
+    stored = {step.name: step for _, step in run_store.steps_of(tx, [(run, name) for name in opened], [])}
+    begun = task.claimed_at or task.run_at
+    again = {
+        name: step._replace(status=StepStatus.RUNNING, attempts=opened[name].attempt) for name, step in stored.items()
+    }
+    fresh = [
+        Step(name, StepType.DO, StepStatus.RUNNING, task.revision, task.revision, begun, begun, one.attempt, one.policy)
+        for name, one in opened.items()
+        if name not in stored
+    ]
+    return again, fresh
+
+
 def _news(written: Sequence[Task], at: Stamp) -> Committed:
     """What everybody is told of tasks that were changed from outside: their holders must look."""
     return committed_by(written, [], at, [task.id for task in written])
-
-
-def _newborn(new: NewInstance, task: Task | None) -> Instance:
-    assert task is not None
-    status = status_of(task)
-    return Instance(
-        id=task.id,
-        key=new.key,
-        run_number=0,
-        status=status,
-        params=new.params,
-        output=None,
-        failure=None,
-        labels=new.labels,
-        created_at=task.run_at,
-        updated_at=task.run_at,
-        started_at=task.run_at if status is InstanceStatus.RUNNING else None,
-        ended_at=None,
-        revision=task.revision,
-    )
 
 
 def _locked(tx: Tx, key: InstanceKey) -> tuple[Instance, Task | None]:

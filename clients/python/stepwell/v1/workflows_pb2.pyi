@@ -1396,7 +1396,9 @@ class InstanceChange(_message.Message):
 
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___Step]:
-        """The steps that changed since the revision sent before, if they were asked for."""
+        """The steps that changed since the revision sent before, if they were asked for. Where they do not fit into one message, more
+        changes of the same instance and revision follow with the others, in INSTANCE_VIEW_BASIC.
+        """
 
     def __init__(
         self,

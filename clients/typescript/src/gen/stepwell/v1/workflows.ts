@@ -784,7 +784,10 @@ export interface InstanceChange {
     /** It cannot be followed; it is dropped from the stream. */
     { $case: "refusal"; value: WatchRefusal }
     | undefined;
-  /** The steps that changed since the revision sent before, if they were asked for. */
+  /**
+   * The steps that changed since the revision sent before, if they were asked for. Where they do not fit into one message, more
+   * changes of the same instance and revision follow with the others, in INSTANCE_VIEW_BASIC.
+   */
   steps: Step[];
 }
 
