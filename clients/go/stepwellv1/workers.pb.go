@@ -2523,7 +2523,10 @@ func (x *EventWait) GetTimeout() *durationpb.Duration {
 type Suspend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// True: the worker keeps the run in memory and can go on from Resolved or from a Task without state.
-	Cached        bool `protobuf:"varint,1,opt,name=cached,proto3" json:"cached,omitempty"`
+	Cached bool `protobuf:"varint,1,opt,name=cached,proto3" json:"cached,omitempty"`
+	// Newest revision that the worker has heard of, from Task, Ack or Resolved. If something was resolved after it, and crosses
+	// this frame on its way, the task is not given up and Resolved comes again. 0: not said.
+	KnownRevision int64 `protobuf:"varint,2,opt,name=known_revision,json=knownRevision,proto3" json:"known_revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2563,6 +2566,13 @@ func (x *Suspend) GetCached() bool {
 		return x.Cached
 	}
 	return false
+}
+
+func (x *Suspend) GetKnownRevision() int64 {
+	if x != nil {
+		return x.KnownRevision
+	}
+	return 0
 }
 
 // Finish says that the workflow function has ended. Not applied if the run is to pause first (Ack.stop): then it is
@@ -3913,9 +3923,10 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x05until\"T\n" +
 	"\tEventWait\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x123\n" +
-	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"!\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"H\n" +
 	"\aSuspend\x12\x16\n" +
-	"\x06cached\x18\x01 \x01(\bR\x06cached\"t\n" +
+	"\x06cached\x18\x01 \x01(\bR\x06cached\x12%\n" +
+	"\x0eknown_revision\x18\x02 \x01(\x03R\rknownRevision\"t\n" +
 	"\x06Finish\x12.\n" +
 	"\x06output\x18\x01 \x01(\v2\x14.stepwell.v1.PayloadH\x00R\x06output\x120\n" +
 	"\afailure\x18\x02 \x01(\v2\x14.stepwell.v1.FailureH\x00R\afailureB\b\n" +

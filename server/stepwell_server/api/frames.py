@@ -112,7 +112,7 @@ class FrameReader:
             case "wait":
                 return self._wait(frame.wait)
             case "suspend":
-                return frames.Suspend(frame.suspend.cached)
+                return frames.Suspend(frame.suspend.cached, frame.suspend.known_revision)
             case "finish":
                 return self._finish(frame.finish)
             case _:

@@ -87,6 +87,12 @@ class Suspend:
     """Nothing of the run is executing."""
 
     cached: bool = False
+    known_revision: int = 0
+    """Newest revision that the worker has heard of. 0: not said."""
+
+    def has_missed(self, resolved_revision: int) -> bool:
+        """Whether something was resolved that the worker has not heard of."""
+        return 0 < self.known_revision < resolved_revision
 
 
 @dataclass(frozen=True, slots=True)

@@ -230,7 +230,7 @@ class Run:
 
     def _suspend(self, suspend: Suspend, session_id: str) -> None:
         """Give the run up until its next time, unless something is over already, or it is to pause."""
-        if self.task.stop is Stop.PAUSE or self.overdue():
+        if self.task.stop is Stop.PAUSE or self.overdue() or suspend.has_missed(self.task.resolved_revision):
             return
         due = self.next_due()
         if due is None:
@@ -255,7 +255,9 @@ class Run:
     def resolve(self) -> list[Step]:
         """End every wait that is over: sleeps and retries whose time has come, and events that came or did not."""
         resolved = [step for wait in self.waits() if (step := self._resolved(wait)) is not None]
-        self.task = self.task._replace(wake_again=False, revision=self.task.revision + bool(resolved))
+        self.task = self.task._replace(wake_again=False)
+        if resolved:
+            self._changes_by_itself()
         for step in resolved:
             self._put(step)
         told, self.asked_again = self.asked_again, []
@@ -291,11 +293,16 @@ class Run:
             names = {one.name for one in late}
             rest = [one for one in self.open_steps if one.name not in names]
             self.task = self.task._replace(open_steps=dump_open(rest))
+            self._changes_by_itself()
             for one in late:
                 step = self._executing(one)
                 if not step.status.final and one.attempt > step.attempts:
                     self._fail(step, one.attempt, _TIMED_OUT)
         return [one.name for one in late]
+
+    def _changes_by_itself(self) -> None:
+        revision = self.task.revision + 1
+        self.task = self.task._replace(revision=revision, resolved_revision=revision)
 
     def charge(self) -> None:
         """Count the executions that were open when the holder was lost."""

@@ -135,6 +135,8 @@ class Task(NamedTuple):
     """Session that keeps the run in memory, as of `cached_revision`."""
     cached_revision: int = 0
     claimed_at: Micros | None = None
+    resolved_revision: int = 0
+    """Of a run: revision at which something was last resolved by itself, and not by a frame."""
 
     # ---- taking and keeping
 

@@ -14,7 +14,7 @@ from stepwell_server.domain.errors import (
     RunSuperseded,
     StepwellError,
 )
-from stepwell_server.domain.frames import Frame, FrameAnswer, RunNews, Wait
+from stepwell_server.domain.frames import Frame, FrameAnswer, RunNews, Suspend, Wait
 from stepwell_server.domain.leases import Held
 from stepwell_server.domain.runs import Run, load_open
 from stepwell_server.domain.tasks import Stop, Task, TaskStatus, Verdict, judge
@@ -239,7 +239,11 @@ class ReportFrames(HotCall):
         return replace(news, stale=stale)
 
     def _tells_all(self, task: Task) -> bool:
-        return self.tell_all or any(frame.number <= task.frame_number for frame in self.frames)
+        return self.tell_all or any(
+            frame.number <= task.frame_number
+            or (isinstance(frame.body, Suspend) and frame.body.has_missed(task.resolved_revision))
+            for frame in self.frames
+        )
 
     def _answer(self, run: Run, frame: Frame) -> FrameAnswer | None:
         """None: the lease is lost."""

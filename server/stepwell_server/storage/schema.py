@@ -110,6 +110,7 @@ tasks = Table(
     Column("sticky_session", Text),  # who keeps the run in memory
     Column("cached_revision", BigInteger, nullable=False, server_default="0"),
     Column("claimed_at", BigInteger),
+    Column("resolved_revision", BigInteger, nullable=False, server_default="0"),
     UniqueConstraint("namespace", "kind", "name", "key", name="uq_tasks__namespace_kind_name_key"),
     Index(
         "ix_tasks__claim",

@@ -67,6 +67,7 @@ _MUTABLE: dict[str, TypeEngine[Any]] = {
     "sticky_session": Text(),
     "cached_revision": BigInteger(),
     "claimed_at": BigInteger(),
+    "resolved_revision": BigInteger(),
 }
 
 
@@ -336,6 +337,7 @@ def _new_row(new: NewTask, number: int, at: Stamp) -> dict[str, Any]:
         "pending_events": 0,
         "cached_revision": 0,
         "claimed_at": None if lease is None else at.now,
+        "resolved_revision": 0,
     }
 
 
@@ -370,7 +372,7 @@ def from_row(row: Row[Any]) -> Task:
         values[17],
         None if session_id is None else Owner(session_id, connection),
         *values[20:22],
-        *values[23:28],
+        *values[23:29],
     )
     return Task._make(fields)
 

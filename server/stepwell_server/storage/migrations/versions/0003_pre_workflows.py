@@ -28,6 +28,7 @@ def upgrade() -> None:
     op.add_column("tasks", sa.Column("sticky_session", sa.Text()))
     op.add_column("tasks", sa.Column("cached_revision", sa.BigInteger(), nullable=False, server_default="0"))
     op.add_column("tasks", _number("claimed_at"))
+    op.add_column("tasks", sa.Column("resolved_revision", sa.BigInteger(), nullable=False, server_default="0"))
     _create_instances()
     _create_steps()
     _create_events()

@@ -612,6 +612,11 @@ export interface EventWait {
 export interface Suspend {
   /** True: the worker keeps the run in memory and can go on from Resolved or from a Task without state. */
   cached: boolean;
+  /**
+   * Newest revision that the worker has heard of, from Task, Ack or Resolved. If something was resolved after it, and crosses
+   * this frame on its way, the task is not given up and Resolved comes again. 0: not said.
+   */
+  knownRevision: bigint;
 }
 
 /**
@@ -4373,13 +4378,19 @@ export const EventWait: MessageFns<EventWait> = {
 };
 
 function createBaseSuspend(): Suspend {
-  return { cached: false };
+  return { cached: false, knownRevision: 0n };
 }
 
 export const Suspend: MessageFns<Suspend> = {
   encode(message: Suspend, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
     if (message.cached !== false) {
       writer.uint32(8).bool(message.cached);
+    }
+    if (message.knownRevision !== 0n) {
+      if (BigInt.asIntN(64, message.knownRevision) !== message.knownRevision) {
+        throw new globalThis.Error("value provided for field message.knownRevision of type int64 too large");
+      }
+      writer.uint32(16).int64(message.knownRevision);
     }
     return writer;
   },
@@ -4405,6 +4416,14 @@ export const Suspend: MessageFns<Suspend> = {
             message.cached = reader.bool();
             continue;
           }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.knownRevision = reader.int64() as bigint;
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4418,13 +4437,23 @@ export const Suspend: MessageFns<Suspend> = {
   },
 
   fromJSON(object: any): Suspend {
-    return { cached: isSet(object.cached) ? globalThis.Boolean(object.cached) : false };
+    return {
+      cached: isSet(object.cached) ? globalThis.Boolean(object.cached) : false,
+      knownRevision: isSet(object.knownRevision)
+        ? BigInt(object.knownRevision)
+        : isSet(object.known_revision)
+        ? BigInt(object.known_revision)
+        : 0n,
+    };
   },
 
   toJSON(message: Suspend): unknown {
     const obj: any = {};
     if (message.cached !== false) {
       obj.cached = message.cached;
+    }
+    if (message.knownRevision !== 0n) {
+      obj.knownRevision = message.knownRevision.toString();
     }
     return obj;
   },
@@ -4435,6 +4464,9 @@ export const Suspend: MessageFns<Suspend> = {
   fromPartial<I extends Exact<DeepPartial<Suspend>, I>>(object: I): Suspend {
     const message = createBaseSuspend();
     message.cached = object.cached ?? false;
+    message.knownRevision = (object.knownRevision !== undefined && object.knownRevision !== null)
+      ? BigInt(object.knownRevision)
+      : 0n;
     return message;
   },
 };
