@@ -212,7 +212,7 @@ class App:
             namespaces=registry.namespaces,
         )
         bus = WakeBus(DatabaseTime(virtual=virtual))
-        relay = HintRelay(self.db, self._hints)
+        relay = HintRelay(self._hints)
         watches = Watches(self.db)
 
         def announce(committed: Committed) -> None:

@@ -55,8 +55,8 @@ class Hints(Protocol):
     async def listen(self, on_hint: OnHint) -> None:
         """Call back for every hint, until cancelled."""
 
-    def send(self, tx: Tx, hint: Hint) -> None:
-        """Hint to all replicas, in a transaction that does nothing else."""
+    async def send(self, hint: Hint) -> None:
+        """Hint to all other replicas. One that cannot be sent is dropped: their sweeps will find what it was about."""
 
     def expect_ping(self) -> None:
         """Say that a ping is about to be sent."""
@@ -77,7 +77,7 @@ class NoHints:
         """Nothing ever comes."""
         await asyncio.Event().wait()
 
-    def send(self, tx: Tx, hint: Hint) -> None:
+    async def send(self, hint: Hint) -> None:
         """Nobody to tell."""
 
     def expect_ping(self) -> None:
@@ -95,6 +95,7 @@ class PostgresqlHints:
         self._ping = uuid4().hex
         self._pinged_at: float | None = None
         self._listening = False
+        self._connection: asyncpg.Connection[Any] | None = None
 
     @property
     def working(self) -> bool:
@@ -116,12 +117,20 @@ class PostgresqlHints:
                 self._listening = False
             await asyncio.sleep(RECONNECT)
 
-    def send(self, tx: Tx, hint: Hint) -> None:
-        """Hint to all replicas; a hint that would be too long says "anything"."""
+    async def send(self, hint: Hint) -> None:
+        """Hint to all others, over the connection that listens; a hint that would be too long says "anything"."""
+        connection = self._connection
+        if connection is None:
+            return
         names = [[one.namespace, one.kind, one.name] for one in hint.handlers or ()]
         said = [self._ping, names, list(hint.tasks), list(hint.instances)]
-        text = json.dumps(said, separators=(",", ":"))
-        self._notify(tx, text if len(text.encode()) <= LONGEST_HINT else json.dumps([self._ping]))
+        spoken = json.dumps(said, separators=(",", ":"))
+        if len(spoken.encode()) > LONGEST_HINT:
+            spoken = json.dumps([self._ping])
+        try:
+            await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, spoken, timeout=PING_LIMIT)
+        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            log.debug("hint_dropped", error=type(error).__name__)
 
     def expect_ping(self) -> None:
         """Measure from now on how long the next ping takes, unless an earlier one is still missing."""
@@ -138,10 +147,11 @@ class PostgresqlHints:
         try:
             connection.add_termination_listener(lambda _: gone.set())
             await connection.add_listener(CHANNEL, lambda *received: self._received(received[3], on_hint))
-            self._listening, self._pinged_at = True, None
+            self._listening, self._pinged_at, self._connection = True, None, connection
             on_hint(ANYTHING)
             await gone.wait()
         finally:
+            self._connection = None
             await _close(connection)
 
     def _received(self, payload: str, on_hint: OnHint) -> None:
