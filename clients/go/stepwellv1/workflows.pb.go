@@ -2650,7 +2650,9 @@ type InstanceChange struct {
 	Change isInstanceChange_Change `protobuf_oneof:"change"`
 	// The steps that changed since the revision sent before, if they were asked for. Where they do not fit into one message, more
 	// changes of the same instance and revision follow with the others, in INSTANCE_VIEW_BASIC.
-	Steps         []*Step `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
+	Steps []*Step `protobuf:"bytes,3,rep,name=steps,proto3" json:"steps,omitempty"`
+	// True: more steps of this change follow.
+	MoreSteps     bool `protobuf:"varint,4,opt,name=more_steps,json=moreSteps,proto3" json:"more_steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2715,6 +2717,13 @@ func (x *InstanceChange) GetSteps() []*Step {
 		return x.Steps
 	}
 	return nil
+}
+
+func (x *InstanceChange) GetMoreSteps() bool {
+	if x != nil {
+		return x.MoreSteps
+	}
+	return false
 }
 
 type isInstanceChange_Change interface {
@@ -3549,11 +3558,13 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\x16WatchInstancesResponse\x125\n" +
 	"\achanges\x18\x01 \x03(\v2\x1b.stepwell.v1.InstanceChangeR\achanges\x12,\n" +
 	"\x03now\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\x12\x1a\n" +
-	"\bdraining\x18\x03 \x01(\bR\bdraining\"\xaf\x01\n" +
+	"\bdraining\x18\x03 \x01(\bR\bdraining\"\xce\x01\n" +
 	"\x0eInstanceChange\x123\n" +
 	"\binstance\x18\x01 \x01(\v2\x15.stepwell.v1.InstanceH\x00R\binstance\x125\n" +
 	"\arefusal\x18\x02 \x01(\v2\x19.stepwell.v1.WatchRefusalH\x00R\arefusal\x12'\n" +
-	"\x05steps\x18\x03 \x03(\v2\x11.stepwell.v1.StepR\x05stepsB\b\n" +
+	"\x05steps\x18\x03 \x03(\v2\x11.stepwell.v1.StepR\x05steps\x12\x1d\n" +
+	"\n" +
+	"more_steps\x18\x04 \x01(\bR\tmoreStepsB\b\n" +
 	"\x06change\"n\n" +
 	"\fWatchRefusal\x120\n" +
 	"\x06target\x18\x01 \x01(\v2\x18.stepwell.v1.WatchTargetR\x06target\x12,\n" +

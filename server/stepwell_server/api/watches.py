@@ -133,6 +133,7 @@ class WatchStream:
         for step in map(convert.step_to_pb, await self.workflows.changed_steps(instance, known)):
             size += step.ByteSize()
             if size > MESSAGE_BYTES and changes[-1].steps:
+                changes[-1].more_steps = True
                 changes.append(pb.InstanceChange(instance=convert.instance_to_pb(instance, payloads=False)))
                 size = step.ByteSize()
             changes[-1].steps.append(step)

@@ -1386,6 +1386,9 @@ class InstanceChange(_message.Message):
     INSTANCE_FIELD_NUMBER: _builtins.int
     REFUSAL_FIELD_NUMBER: _builtins.int
     STEPS_FIELD_NUMBER: _builtins.int
+    MORE_STEPS_FIELD_NUMBER: _builtins.int
+    more_steps: _builtins.bool
+    """True: more steps of this change follow."""
     @_builtins.property
     def instance(self) -> Global___Instance:
         """The instance, in INSTANCE_VIEW_FULL."""
@@ -1406,10 +1409,11 @@ class InstanceChange(_message.Message):
         instance: Global___Instance | None = ...,
         refusal: Global___WatchRefusal | None = ...,
         steps: _abc.Iterable[Global___Step] | None = ...,
+        more_steps: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "instance", b"instance", "refusal", b"refusal"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "instance", b"instance", "refusal", b"refusal", "steps", b"steps"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["change", b"change", "instance", b"instance", "more_steps", b"more_steps", "refusal", b"refusal", "steps", b"steps"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_change: _TypeAlias = _typing.Literal["instance", "refusal"]  # noqa: Y015
     _WhichOneofArgType_change: _TypeAlias = _typing.Literal["change", b"change"]  # noqa: Y015

@@ -789,6 +789,8 @@ export interface InstanceChange {
    * changes of the same instance and revision follow with the others, in INSTANCE_VIEW_BASIC.
    */
   steps: Step[];
+  /** True: more steps of this change follow. */
+  moreSteps: boolean;
 }
 
 /** WatchRefusal says why an instance is not followed. */
@@ -4991,7 +4993,7 @@ export const WatchInstancesResponse: MessageFns<WatchInstancesResponse> = {
 };
 
 function createBaseInstanceChange(): InstanceChange {
-  return { change: undefined, steps: [] };
+  return { change: undefined, steps: [], moreSteps: false };
 }
 
 export const InstanceChange: MessageFns<InstanceChange> = {
@@ -5006,6 +5008,9 @@ export const InstanceChange: MessageFns<InstanceChange> = {
     }
     for (const v of message.steps) {
       Step.encode(v!, writer.uint32(26).fork()).join();
+    }
+    if (message.moreSteps !== false) {
+      writer.uint32(32).bool(message.moreSteps);
     }
     return writer;
   },
@@ -5047,6 +5052,14 @@ export const InstanceChange: MessageFns<InstanceChange> = {
             message.steps.push(Step.decode(reader, reader.uint32()));
             continue;
           }
+          case 4: {
+            if (tag !== 32) {
+              break;
+            }
+
+            message.moreSteps = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -5067,6 +5080,11 @@ export const InstanceChange: MessageFns<InstanceChange> = {
         ? { $case: "refusal", value: WatchRefusal.fromJSON(object.refusal) }
         : undefined,
       steps: globalThis.Array.isArray(object?.steps) ? object.steps.map((e: any) => Step.fromJSON(e)) : [],
+      moreSteps: isSet(object.moreSteps)
+        ? globalThis.Boolean(object.moreSteps)
+        : isSet(object.more_steps)
+        ? globalThis.Boolean(object.more_steps)
+        : false,
     };
   },
 
@@ -5079,6 +5097,9 @@ export const InstanceChange: MessageFns<InstanceChange> = {
     }
     if (message.steps?.length) {
       obj.steps = message.steps.map((e) => Step.toJSON(e));
+    }
+    if (message.moreSteps !== false) {
+      obj.moreSteps = message.moreSteps;
     }
     return obj;
   },
@@ -5103,6 +5124,7 @@ export const InstanceChange: MessageFns<InstanceChange> = {
       }
     }
     message.steps = object.steps?.map((e) => Step.fromPartial(e)) || [];
+    message.moreSteps = object.moreSteps ?? false;
     return message;
   },
 };
