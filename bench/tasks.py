@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import itertools
-import statistics
 import tempfile
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
@@ -89,7 +88,7 @@ async def cell(spine: Spine, callers: int, operations: int) -> tuple[float, floa
             await spine.finish(tasks.pop())
 
     scheduled = operations / await timed(schedule, callers)
-    grouped = statistics.mean(len(group.answers) for group in spine.committed)
+    grouped = operations / len(spine.committed)
     claimed = operations / await timed(claim, callers)
     assert len(tasks) == operations
     finished = operations / await timed(finish, callers)

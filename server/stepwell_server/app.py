@@ -235,7 +235,7 @@ class App:
         tokens = PageTokens(replica.deployment.page_token_key)
         self._workers = Workers(self._spine, tokens, replica.replica_id)
         self._workflows = Workflows(self._spine, Intake(self._spine), watches, tokens)
-        self._namespaces = Namespaces(self.db, tokens, replica.limits)
+        self._namespaces = Namespaces(self.db, tokens, replica.limits, registry)
         sweep = Sweep(self._spine, self._hints, self._swept)
         self._background = {
             "committer": committer.run,

@@ -11,8 +11,9 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
-from stepwell.v1 import clock_pb2, namespaces_pb2, server_pb2, workflows_pb2
+from stepwell.v1 import clock_pb2, dispatchers_pb2, namespaces_pb2, server_pb2, workflows_pb2
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
+from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
@@ -258,9 +259,9 @@ async def test_a_method_that_does_not_exist_is_unimplemented(sqlite_server: Serv
 
 
 async def test_a_method_that_comes_later_says_so(sqlite_server: Served) -> None:
-    request = workflows_pb2.GetInstanceRequest(workflow="order", instance_id="1")
+    request = dispatchers_pb2.GetNextWakeRequest()
 
-    error = await refusal(WorkflowServiceStub(sqlite_server.channel).GetInstance(request))
+    error = await refusal(DispatcherServiceStub(sqlite_server.channel).GetNextWake(request))
 
     assert (error.code.name, error.reason) == ("UNIMPLEMENTED", "METHOD_UNIMPLEMENTED")
 

@@ -16,7 +16,6 @@ from stepwell_server.domain.errors import DatabaseUnavailable, ServerBusy
 from stepwell_server.domain.tasks import NewTask, Task, Verdict
 from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.loops.sweep import Sweep
-from stepwell_server.engine.wakes import DatabaseTime, WakeBus
 from stepwell_server.storage import migrate, requests
 from stepwell_server.storage.database import Database, Tx
 from stepwell_server.storage.hints import NoHints
@@ -65,8 +64,7 @@ class Load:
             await asyncio.sleep(0.05)
 
     async def sweep(self) -> None:
-        bus = WakeBus(DatabaseTime(virtual=False))
-        sweep = Sweep(self.spine.db, bus, NoHints(), self.spine.times, _ignore)
+        sweep = Sweep(self.spine.engine(), NoHints(), _ignore)
         while not self.stop.is_set():
             await sweep.once()
             await asyncio.sleep(0.05)

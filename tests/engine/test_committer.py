@@ -12,12 +12,12 @@ import pytest
 from sqlalchemy import text
 
 from stepwell_server.domain.errors import Internal, InvalidField, ServerBusy
-from stepwell_server.domain.leases import LeaseTimes
+from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import NewTask, Verdict
 from stepwell_server.engine import committer as committers
 from stepwell_server.engine import groups
 from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.groups import Group, GroupResult, Undecided
+from stepwell_server.engine.groups import Group, GroupResult, HotCall, Undecided
 from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Tx
@@ -26,12 +26,10 @@ from tests.support.spine import ANNA, ORDER, Spine
 
 
 @dataclass(frozen=True)
-class Poison:
+class Poison(HotCall):
     """A call that the database cannot take: the row it writes breaks a constraint."""
 
     key: str = "poison"
-    task_ids: Sequence[int] = ()
-    size: int = 1
 
     @property
     def entity(self) -> Hashable:
@@ -80,12 +78,12 @@ async def test_many_calls_share_a_commit(spine: Spine) -> None:
 async def test_a_group_is_bounded(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committers, "GROUP_CALLS", 10)
     await asyncio.gather(*(spine.schedule(str(number)) for number in range(45)))
-    assert max(len(group.answers) for group in spine.committed) == 10
+    assert max(len(group.runs) for group in spine.committed) == 10
 
     spine.committed.clear()
     monkeypatch.setattr(committers, "GROUP_BYTES", 5_000)
     await asyncio.gather(*(spine.schedule(f"b{number}", payload="x" * 2000) for number in range(9)))
-    assert max(len(group.answers) for group in spine.committed) == 3
+    assert max(len(group.runs) for group in spine.committed) == 3
 
 
 async def test_a_call_that_the_database_cannot_take_fails_alone(spine: Spine) -> None:
@@ -107,14 +105,14 @@ async def test_halving_a_group_keeps_the_order_behind_an_undecided_call(
     decided: list[tuple[Hashable, int]] = []
     locked_once: list[int] = []
 
-    def run_group(tx: Tx, group: Sequence[Any], times: LeaseTimes, *, waiting: bool) -> GroupResult:
+    def run_group(tx: Tx, group: Sequence[Any], rules: RunRules, *, waiting: bool) -> GroupResult:
         if len(group) > 2:
             raise RuntimeError("this group cannot be taken as a whole")
         held_up = first.id if not locked_once else None
         locked_once.append(first.id)
         free = [call for call in group if call.entity != held_up]
         decided.extend((call.entity, call.number) for call in free)
-        result = groups.run_group(tx, free, times, waiting=waiting)
+        result = groups.run_group(tx, free, rules, waiting=waiting)
         answers = iter(result.answers)
         return replace(result, answers=[Undecided() if call.entity == held_up else next(answers) for call in group])
 

@@ -10,9 +10,10 @@ from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Stop, TaskKind, TaskStatus, Verdict
 from stepwell_server.domain.times import HOUR, SECOND
 from stepwell_server.engine import tasks as calls
+from stepwell_server.engine.claims import Seat
 from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
-from tests.support.spine import ANNA, BEN, ORDER, Spine, held
+from tests.support.spine import ANNA, BEN, CHARGING, ORDER, Spine, held
 
 
 async def test_a_due_task_is_claimed_once(spine: Spine) -> None:
@@ -99,16 +100,33 @@ async def test_a_silent_worker_loses_its_task_to_a_living_one(spine: Spine) -> N
     await spine.schedule()
     mine = await spine.claim_one(ANNA)
     await spine.renew(mine)
-    await spine.advance(mine, 1, open_steps="charge")
+    await spine.advance(mine, 1, open_steps=CHARGING)
 
     await spine.pass_lease_time(31)
     (returned,) = await spine.sweep()
+    assert (returned.reason, returned.open_steps, await spine.counted(mine.id)) == (Reason.TAKEOVER, CHARGING, {})
     theirs = await spine.claim_one(BEN)
 
-    assert (returned.interruptions, theirs.open_steps) == (1, "charge")
+    assert (theirs.open_steps, await spine.counted(mine.id)) == ("", {"charge": 1})
     assert (await spine.advance(mine, 2)).verdict is Verdict.STALE
     assert (await spine.finish(theirs)).verdict is Verdict.ACCEPTED
     assert await spine.rows() == []
+
+
+@pytest.mark.parametrize(("acked", "frames", "counted"), [(False, 0, 0), (True, 0, 1), (True, 1, 0)])
+async def test_a_lost_holder_is_counted_if_it_had_the_task_and_never_said_what_it_had_begun(
+    spine: Spine, acked: bool, frames: int, counted: int
+) -> None:
+    await spine.schedule()
+    for taken in (1, 2):
+        mine = await spine.claim_one()
+        if acked:
+            await spine.renew(mine)
+        for number in range(1, frames + 1):
+            await spine.advance(mine, number)
+        await spine.pass_lease_time(31)
+        (returned,) = await spine.sweep()
+        assert returned.interruptions == counted * taken
 
 
 async def test_a_worker_that_renews_keeps_its_task_for_ever(spine: Spine) -> None:
@@ -152,7 +170,8 @@ async def test_a_released_task_comes_back_at_its_time(spine: Spine) -> None:
 
     await spine.submit(calls.Wake(mine.id, priority=0))
     again = await spine.claim_one()
-    assert (again.reason, again.revision, again.frame_number) == (Reason.WAKE, 1, 0)
+    assert (again.reason, again.frame_number) == (Reason.WAKE, 0)
+    assert again.revision > mine.revision
 
 
 async def test_what_comes_while_a_task_is_held_is_not_lost(spine: Spine) -> None:
@@ -189,7 +208,7 @@ async def test_a_repeated_frame_is_acknowledged_and_applied_once(spine: Spine) -
         Verdict.ACCEPTED, Verdict.REPEATED, Verdict.ACCEPTED, Verdict.REPEATED, Verdict.REPEATED,
     ]  # fmt: skip
     stored = await spine.read(mine.id)
-    assert stored is not None and (stored.revision, stored.frame_number) == (2, 2)
+    assert stored is not None and (stored.revision, stored.frame_number) == (mine.revision + 2, 2)
 
 
 async def test_a_repeated_release_is_acknowledged_though_the_task_is_no_longer_held(spine: Spine) -> None:
@@ -207,8 +226,8 @@ async def test_frames_of_one_task_in_one_group_are_applied_in_order(spine: Spine
     mine = await spine.claim_one()
     later = await spine.now() + HOUR
     frames = [
-        calls.Advance(held=held(mine), number=1, open_steps="a"),
-        calls.Advance(held=held(mine), number=2, open_steps="b"),
+        calls.Advance(held=held(mine), number=1, open_steps=CHARGING),
+        calls.Advance(held=held(mine), number=2),
         calls.Release(held=held(mine), number=3, run_at=later, reason=Reason.WAKE, priority=0),
         calls.Advance(held=held(mine), number=4),
     ]
@@ -217,7 +236,8 @@ async def test_frames_of_one_task_in_one_group_are_applied_in_order(spine: Spine
 
     assert [one.verdict for one in answers] == [*[Verdict.ACCEPTED] * 3, Verdict.STALE]
     stored = await spine.read(mine.id)
-    assert stored is not None and (stored.revision, stored.run_at, stored.status) == (3, later, TaskStatus.PENDING)
+    assert stored is not None and (stored.frame_number, stored.open_steps) == (3, "")
+    assert (stored.run_at, stored.status) == (later, TaskStatus.PENDING)
 
 
 async def test_a_fence_is_never_issued_twice_even_for_a_task_that_was_deleted(spine: Spine) -> None:
@@ -338,8 +358,9 @@ async def test_without_a_recent_tick_nothing_is_swept(spine: Spine) -> None:
 
 async def test_a_limit_holds_however_many_claim_at_once(spine: Spine) -> None:
     limited = Handler("default", TaskKind.WORKFLOW, "limited")
+    await spine.register(limited)
     for number in range(20):
-        await spine.schedule(str(number), handler=limited)
+        await spine.schedule(str(number), handler=limited, priority=number % 3)
     await spine.db.run_tx(lambda tx: handlers.limit(tx, limited, concurrency=3))
 
     owners = [Owner(f"{n:032x}", 1) for n in range(10)]
@@ -352,6 +373,7 @@ async def test_a_limit_holds_however_many_claim_at_once(spine: Spine) -> None:
 
 async def test_a_lapsed_task_counts_against_the_limit_until_another_has_it(spine: Spine) -> None:
     limited = Handler("default", TaskKind.WORKFLOW, "limited")
+    await spine.register(limited)
     for number in range(3):
         await spine.schedule(str(number), handler=limited)
     await spine.db.run_tx(lambda tx: handlers.limit(tx, limited, concurrency=1))
@@ -376,10 +398,15 @@ async def test_a_paused_handler_gives_nothing_and_its_tasks_are_not_touched(spin
 
 @pytest.mark.parametrize("credits", [0, 3])
 async def test_no_more_is_claimed_than_there_is_credit_for(spine: Spine, credits: int) -> None:
+    other = Handler("default", TaskKind.WORKFLOW, "other")
+    await spine.register(other)
     for number in range(10):
         await spine.schedule(str(number), priority=number % 3)
+        await spine.schedule(str(number), priority=number % 3, handler=other)
 
-    assert len(await spine.claim(credits=credits)) == credits
+    claimed = await spine.submit(calls.Claim([Seat(ANNA, frozenset([ORDER, other]), credits)]))
+
+    assert len(claimed.handed) == credits
 
 
 async def test_only_served_names_are_handed_out(spine: Spine) -> None:

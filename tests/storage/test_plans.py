@@ -13,11 +13,13 @@ from sqlalchemy import event, make_url, text
 
 from stepwell_server.app import open_database
 from stepwell_server.domain.leases import LeaseTimes
-from stepwell_server.domain.tasks import Handler, NewTask, TaskKind
+from stepwell_server.domain.runs import RunRules
+from stepwell_server.domain.tasks import Handler, NewTask, Registration, TaskKind
+from stepwell_server.engine import claims
+from stepwell_server.engine.claims import Seat
 from stepwell_server.storage import handlers, leases, migrate
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Tx
-from stepwell_server.storage.tasks import Served
 from tests.support.postgres import PostgresServer
 from tests.support.spine import ANNA, ORDER
 
@@ -30,6 +32,7 @@ BACKLOG = 50_000
 CREDITS = 16
 MOST_PAGES = 100
 FAR_FUTURE = 2**60
+PATIENCE = store.STICKY
 NOBODY_SERVES = [Handler("default", TaskKind.WORKFLOW, f"unserved{number}") for number in range(20)]
 
 Plan: TypeAlias = dict[str, Any]
@@ -37,7 +40,8 @@ Work: TypeAlias = Callable[[Tx], Any]
 
 
 def claim(tx: Tx) -> None:
-    assert len(store.claim(tx, [Served(ORDER, CREDITS)], ANNA, LeaseTimes())) == CREDITS
+    claimed = claims.claim(tx, [Seat(ANNA, frozenset([ORDER]), CREDITS)], RunRules(), PATIENCE)
+    assert len(claimed.handed) == CREDITS
 
 
 def next_wake(tx: Tx) -> None:
@@ -237,7 +241,7 @@ async def opened(url: str) -> Database:
 
 def crowd(tx: Tx, share: int = 1, *, analyzed: bool) -> None:
     """Sleepers of the most urgent class, due tasks of names that nobody serves, and a backlog to claim."""
-    handlers.note(tx, [ORDER, *NOBODY_SERVES])
+    handlers.register(tx, map(Registration, [ORDER, *NOBODY_SERVES]))
     fill(tx, SLEEPING // share, "'order'", priority=0, run_at=FAR_FUTURE)
     fill(tx, UNSERVED // share, f"'unserved' || (n % {len(NOBODY_SERVES)})", priority=0, run_at=1)
     fill(tx, BACKLOG // share, "'order'", priority=9, run_at=1)

@@ -11,22 +11,31 @@ from typing import Any
 from sqlalchemy import select, update
 
 from stepwell_server.domain.leases import Held, LeaseTimes, Owner
-from stepwell_server.domain.tasks import Handler, NewTask, Reason, Task, TaskKind
+from stepwell_server.domain.limits import Limits
+from stepwell_server.domain.retry import StepPolicy
+from stepwell_server.domain.runs import OpenStep, RunRules, dump_open
+from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
 from stepwell_server.domain.times import SECOND
 from stepwell_server.engine import tasks as calls
+from stepwell_server.engine.claims import Claimed, Seat
 from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.groups import GroupResult, HotCall
+from stepwell_server.engine.dispatch import Dispatcher
+from stepwell_server.engine.groups import Committed, HotCall
+from stepwell_server.engine.registry import Registry
+from stepwell_server.engine.spine import Spine as EngineSpine
 from stepwell_server.engine.tasks import Answer
-from stepwell_server.storage import leases
+from stepwell_server.engine.wakes import DatabaseTime, WakeBus
+from stepwell_server.storage import handlers, leases
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Tx
-from stepwell_server.storage.schema import lease_clock
+from stepwell_server.storage.schema import lease_clock, workflow_steps
 from stepwell_server.storage.schema import tasks as table
-from stepwell_server.storage.tasks import Served
 
 ORDER = Handler("default", TaskKind.WORKFLOW, "order")
 ANNA = Owner("a" * 32, 1)
 BEN = Owner("b" * 32, 1)
+CHARGING = dump_open([OpenStep("charge", 1, ends_at=2**60, policy=StepPolicy())])
+"""The first execution of the step "charge" is under way."""
 
 
 def held(task: Task) -> Held:
@@ -40,11 +49,22 @@ class Spine:
 
     db: Database
     times: LeaseTimes = field(default_factory=LeaseTimes)
-    committed: list[GroupResult] = field(default_factory=list)
+    committed: list[Committed] = field(default_factory=list)
     committer: Committer = field(init=False)
 
     def __post_init__(self) -> None:
-        self.committer = Committer(self.db, self.times, self.committed.append)
+        self.committer = Committer(self.db, RunRules(times=self.times), self.committed.append)
+
+    def engine(self) -> EngineSpine:
+        """The spine as the engine's loops know it, with a wake bus of its own that hears of every commit."""
+        bus = WakeBus(DatabaseTime(virtual=False))
+        dispatcher = Dispatcher(self.committer, bus, embedded=False)
+        self.committer.on_commit = bus.learn
+        return EngineSpine(self.db, self.committer, bus, dispatcher, Registry(self.db, Limits()), bus.learn)
+
+    async def register(self, *hosted: Handler) -> None:
+        """Say that a worker hosts these."""
+        await self.db.run_tx(lambda tx: handlers.register(tx, map(Registration, hosted)))
 
     async def submit(self, call: HotCall) -> Any:
         """Commit a hot call."""
@@ -58,7 +78,8 @@ class Spine:
 
     async def claim(self, owner: Owner = ANNA, credits: int = 1, handler: Handler = ORDER) -> list[Task]:
         """Due tasks, leased to the owner."""
-        return await self.submit(calls.Claim([Served(handler, credits)], owner))  # type: ignore[no-any-return]
+        claimed: Claimed = await self.submit(calls.Claim([Seat(owner, frozenset([handler]), credits)]))
+        return [one.task for one in claimed.handed]
 
     async def claim_one(self, owner: Owner = ANNA) -> Task:
         """The one due task."""
@@ -110,6 +131,11 @@ class Spine:
         """Take lapsed leases back."""
         return await self.db.run_tx(lambda tx: leases.sweep(tx, self.times))
 
+    async def counted(self, task_id: int) -> dict[str, int]:
+        """Executions of the steps of a task that were counted."""
+        mine = select(workflow_steps).where(workflow_steps.c.task_id == task_id)
+        return await self.db.run_tx(lambda tx: {row.name: row.attempts for row in tx.execute(mine)})
+
     async def rows(self) -> list[Any]:
         """Every row of the table."""
         return await self.db.run_tx(lambda tx: list(tx.execute(select(table).order_by(table.c.id))))
@@ -117,9 +143,10 @@ class Spine:
 
 @asynccontextmanager
 async def running(spine: Spine) -> AsyncIterator[Spine]:
-    """The spine with its committer at work."""
+    """The spine with its committer at work, and a worker that hosts "order" known."""
     work = asyncio.create_task(spine.committer.run())
     try:
+        await spine.register(ORDER)
         await spine.tick()
         yield spine
     finally:

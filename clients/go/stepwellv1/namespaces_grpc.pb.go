@@ -38,7 +38,7 @@ type NamespaceServiceClient interface {
 	CreateNamespace(ctx context.Context, in *CreateNamespaceRequest, opts ...grpc.CallOption) (*CreateNamespaceResponse, error)
 	// ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
 	ListNamespaces(ctx context.Context, in *ListNamespacesRequest, opts ...grpc.CallOption) (*ListNamespacesResponse, error)
-	// UpdateNamespace changes the fields that the mask names and leaves the others alone.
+	// UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
 	// Errors: NAMESPACE_NOT_FOUND, UPDATE_MASK_INVALID, INVALID_FIELD. Idempotent with request_id.
 	UpdateNamespace(ctx context.Context, in *UpdateNamespaceRequest, opts ...grpc.CallOption) (*UpdateNamespaceResponse, error)
 }
@@ -93,7 +93,7 @@ type NamespaceServiceServer interface {
 	CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceResponse, error)
 	// ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
 	ListNamespaces(context.Context, *ListNamespacesRequest) (*ListNamespacesResponse, error)
-	// UpdateNamespace changes the fields that the mask names and leaves the others alone.
+	// UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
 	// Errors: NAMESPACE_NOT_FOUND, UPDATE_MASK_INVALID, INVALID_FIELD. Idempotent with request_id.
 	UpdateNamespace(context.Context, *UpdateNamespaceRequest) (*UpdateNamespaceResponse, error)
 	mustEmbedUnimplementedNamespaceServiceServer()

@@ -75,6 +75,7 @@ def _asked(seats: Sequence[Seat]) -> list[Served]:
 def _assign(due: Sequence[Task], seats: Sequence[Seat]) -> list[tuple[Task, Owner]]:
     """Each task to the worker that has it in memory, if that one can take it, else to the one with most room."""
     left = {seat.owner: seat.credits for seat in seats}
+    assert len(left) == len(seats), "a worker has one seat"
     assigned = []
     for task in due:
         able = [seat.owner for seat in seats if left[seat.owner] > 0 and task.handler in seat.handlers]

@@ -10,6 +10,7 @@ from stepwell_server.domain.errors import NamespaceAlreadyExists, NamespaceNotFo
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.namespaces import Namespace, NamespaceLimits, NamespaceSpec, Retention, check_name
 from stepwell_server.domain.pages import Page, PageRequest
+from stepwell_server.engine.registry import Registry
 from stepwell_server.engine.requests import Request
 from stepwell_server.storage import namespaces as store
 from stepwell_server.storage import requests
@@ -26,6 +27,7 @@ class Namespaces:
     db: Database
     tokens: PageTokens
     limits: Limits
+    registry: Registry
 
     async def create(self, spec: NamespaceSpec, request: Request) -> Namespace:
         """Add a namespace. One of that name that exists already is refused."""
@@ -65,7 +67,9 @@ class Namespaces:
         def work(tx: Tx) -> Namespace:
             return requests.once(tx, key, lambda: apply(tx), dump=asdict, load=_load)
 
-        return await self.db.run_tx(work)
+        updated = await self.db.run_tx(work)
+        self.registry.forget(change.name)
+        return updated
 
 
 def _insert(tx: Tx, spec: NamespaceSpec) -> Namespace:

@@ -26,6 +26,10 @@ class Registry:
         """Limits of the namespaces that were asked for, with the server's where they set none."""
         self._believed_until: dict[str, float] = {}
 
+    def forget(self, namespace: str) -> None:
+        """The namespace was changed here: ask for its limits again."""
+        self._believed_until.pop(namespace, None)
+
     async def require(self, handler: Handler) -> None:
         """Refuse a workflow that no worker ever registered."""
         if handler in self._known:

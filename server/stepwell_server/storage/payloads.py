@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import base64
+from typing import Any
+
+from sqlalchemy import Row
 
 from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.workflows import Failure
+
+FAILURE = ("error_name", "error_message", "error_details", "error_non_retryable")
 
 _BINARY = "!"
 
@@ -29,13 +34,15 @@ def from_text(text: str | None) -> Payload | None:
     return Payload(binary=base64.b64decode(body), encoding=encoding)
 
 
-def failure_row(failure: Failure | None) -> dict[str, str | None]:
+def failure_row(failure: Failure | None) -> dict[str, str | bool | None]:
     """A failure as columns of a row."""
     if failure is None:
-        return {"error_name": None, "error_message": None, "error_details": None}
-    return {"error_name": failure.name, "error_message": failure.message, "error_details": failure.details}
+        return dict.fromkeys(FAILURE)
+    return dict(zip(FAILURE, (failure.name, failure.message, failure.details, failure.non_retryable), strict=True))
 
 
-def failure_from(name: str | None, message: str | None, details: str | None) -> Failure | None:
-    """A failure from its columns."""
-    return None if name is None else Failure(name, message or "", details=details or "")
+def failure_from(row: Row[Any]) -> Failure | None:
+    """A failure from a row that has its columns."""
+    if row.error_name is None:
+        return None
+    return Failure(row.error_name, row.error_message, bool(row.error_non_retryable), row.error_details)

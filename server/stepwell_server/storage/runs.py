@@ -301,7 +301,7 @@ def step_from(row: Row[Any]) -> Step:
         event_type=row.event_type,
         event_at=row.event_at,
         result=from_text(row.result),
-        failure=failure_from(row.error_name, row.error_message, row.error_details),
+        failure=failure_from(row),
     )
 
 

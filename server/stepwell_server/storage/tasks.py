@@ -199,7 +199,7 @@ def _insert_sql(product: str) -> Any:
     return (
         dialect.insert(product, tasks)
         .from_select(list(columns), source.order_by(*handlers.columns_of(fresh.c), fresh.c.key))
-        .on_conflict_do_nothing()
+        .on_conflict_do_nothing(index_elements=[*handlers.COLUMNS, "key"])
         .returning(tasks)
     )
 

@@ -24,7 +24,7 @@ from stepwell_server.domain.workflows import (
 from stepwell_server.storage import dialect
 from stepwell_server.storage import tasks as task_store
 from stepwell_server.storage.database import LostRace, Tx
-from stepwell_server.storage.payloads import failure_from, failure_row, from_text, to_text
+from stepwell_server.storage.payloads import FAILURE, failure_from, failure_row, from_text, to_text
 from stepwell_server.storage.schema import tasks, workflow_instances, workflow_labels
 
 _KEY: dict[str, TypeEngine[Any]] = {"namespace": Text(), "workflow": Text(), "instance_id": Text()}
@@ -171,12 +171,10 @@ def end(tx: Tx, ends: Iterable[End]) -> dict[int, Row[Any]]:
 
 @cache
 def _end_sql(product: str) -> Any:
-    texts = ("status", "output", "error_name", "error_message", "error_details")
-    numbers = ("at", "revision", "ended_fence")
-    after = dialect.rows(
-        product, "after", id=BigInteger(), **{one: Text() for one in texts}, **{one: BigInteger() for one in numbers}
-    )
-    same = {name: after.c[name] for name in (*texts, "revision", "ended_fence")}
+    names = ("status", "output", *FAILURE, "revision", "ended_fence")
+    types = {name: workflow_instances.c[name].type for name in names}
+    after = dialect.rows(product, "after", id=BigInteger(), at=BigInteger(), **types)
+    same = {name: after.c[name] for name in names}
     return (
         update(workflow_instances)
         .where(workflow_instances.c.id == after.c.id)
@@ -406,7 +404,7 @@ def from_row(row: Row[Any]) -> Instance:
         status=status,
         params=from_text(getattr(row, "params", None)),
         output=from_text(getattr(row, "output", None)),
-        failure=failure_from(row.error_name, row.error_message, row.error_details),
+        failure=failure_from(row),
         labels=json.loads(row.labels),
         created_at=row.created_at,
         updated_at=row.updated_at,

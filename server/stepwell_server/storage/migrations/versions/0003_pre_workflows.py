@@ -33,6 +33,11 @@ def upgrade() -> None:
     _create_steps()
     _create_events()
     _create_sessions()
+    # From now on tasks are numbered like fences: begin above both.
+    if op.get_context().dialect.name == "postgresql":
+        op.execute("SELECT setval('fences', greatest(nextval('fences'), (SELECT coalesce(max(id), 0) FROM tasks)))")
+    else:
+        op.execute("UPDATE fence_counter SET last = max(last, (SELECT coalesce(max(id), 0) FROM tasks))")
     if op.get_context().dialect.name == "postgresql":
         # What was stored long ago is read seldom; what is being changed is changed in place.
         for table in ("workflow_instances", "workflow_steps"):
@@ -48,6 +53,7 @@ def _create_instances() -> None:
         sa.Column("status", sa.Text(), nullable=False),
         sa.Column("params", sa.Text(), nullable=False),
         *(sa.Column(name, sa.Text()) for name in ("output", "error_name", "error_message", "error_details")),
+        sa.Column("error_non_retryable", sa.Boolean()),
         sa.Column("labels", sa.Text(), nullable=False),
         _number("created_at", nullable=False),
         _number("updated_at", nullable=False),
@@ -99,6 +105,7 @@ def _create_steps() -> None:
         sa.Column("event_type", sa.Text(), nullable=False),
         _number("event_at"),
         *(sa.Column(name, sa.Text()) for name in ("result", "error_name", "error_message", "error_details")),
+        sa.Column("error_non_retryable", sa.Boolean()),
         _number("created_at", nullable=False),
         _number("updated_at", nullable=False),
     )

@@ -1205,7 +1205,7 @@ export const NamespaceServiceService = {
     responseDeserialize: (value: Buffer): ListNamespacesResponse => ListNamespacesResponse.decode(value),
   },
   /**
-   * UpdateNamespace changes the fields that the mask names and leaves the others alone.
+   * UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
    * Errors: NAMESPACE_NOT_FOUND, UPDATE_MASK_INVALID, INVALID_FIELD. Idempotent with request_id.
    */
   updateNamespace: {
@@ -1230,7 +1230,7 @@ export interface NamespaceServiceServer extends UntypedServiceImplementation {
   /** ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent. */
   listNamespaces: handleUnaryCall<ListNamespacesRequest, ListNamespacesResponse>;
   /**
-   * UpdateNamespace changes the fields that the mask names and leaves the others alone.
+   * UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
    * Errors: NAMESPACE_NOT_FOUND, UPDATE_MASK_INVALID, INVALID_FIELD. Idempotent with request_id.
    */
   updateNamespace: handleUnaryCall<UpdateNamespaceRequest, UpdateNamespaceResponse>;
@@ -1273,7 +1273,7 @@ export interface NamespaceServiceClient extends Client {
     callback: (error: ServiceError | null, response: ListNamespacesResponse) => void,
   ): ClientUnaryCall;
   /**
-   * UpdateNamespace changes the fields that the mask names and leaves the others alone.
+   * UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
    * Errors: NAMESPACE_NOT_FOUND, UPDATE_MASK_INVALID, INVALID_FIELD. Idempotent with request_id.
    */
   updateNamespace(
