@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 
 from stepwell_server.domain.errors import (
     InvalidField,
@@ -358,7 +359,7 @@ class Run:
     # ---- reading
 
     @property
-    def open_steps(self) -> list[OpenStep]:
+    def open_steps(self) -> tuple[OpenStep, ...]:
         """Executions under way."""
         return load_open(self.task.open_steps)
 
@@ -453,14 +454,15 @@ def _retry_row(retry: RetryPolicy) -> tuple[int | str | None, ...]:
     return retry.max_attempts, retry.delay, retry.backoff, retry.max_delay
 
 
-def load_open(text: str) -> list[OpenStep]:
+@lru_cache(4096)  # several parts of one decision ask for the same
+def load_open(text: str) -> tuple[OpenStep, ...]:
     """Open executions from the task's row."""
     if not text:
-        return []
-    return [
+        return ()
+    return tuple(
         OpenStep(name, attempt, ends_at, StepPolicy(RetryPolicy(most, delay, Backoff(backoff), max_delay), timeout))
         for name, attempt, ends_at, timeout, most, delay, backoff, max_delay in json.loads(text)
-    ]
+    )
 
 
 def _is_open_wait(step: Step) -> bool:
