@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
-from stepwell.durations import to_seconds
+from stepwell.durations import to_timedelta
 from stepwell.statuses import Status, status_number
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
@@ -33,9 +34,10 @@ def _status(value: str) -> int:
         raise typer.BadParameter(f"must be one of {words}") from None
 
 
-def _seconds(value: str) -> float:
+def duration(value: str) -> timedelta:
+    """A duration as the SDK reads it. A usage error if it is none."""
     try:
-        return to_seconds(value)
+        return to_timedelta(value)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
 
@@ -69,8 +71,8 @@ EventPayload = Annotated[
     Payload | None, typer.Option("--payload", "-p", metavar="JSON", parser=_payload, help=f"Payload: {_JSON_HELP}")
 ]
 Wait = Annotated[
-    float | None,
-    typer.Option(metavar="DURATION", parser=_seconds, help='Wait for its end, at most so long: "30s", "5 minutes".'),
+    timedelta | None,
+    typer.Option(metavar="DURATION", parser=duration, help='Wait for its end, at most so long: "30s", "5 minutes".'),
 ]
 
 

@@ -13,7 +13,7 @@ import grpc
 import typer
 from grpc import aio
 
-from stepwell.cli import apps, options, printing, server, stopping, workers
+from stepwell.cli import apps, logs, options, printing, server, stopping, workers
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell.workflows import App
@@ -35,7 +35,7 @@ def dev(
     namespace: options.Namespace = "default",
 ) -> None:
     """Start a server, or join the one that runs, and host an app; Ctrl-C stops both."""
-    workers.log_to_terminal()
+    logs.log_to_terminal()
     target = options.Target(address, tls=False, tls_ca=None, namespace=namespace)
     found = apps.load_app(app)
     try:

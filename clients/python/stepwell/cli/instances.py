@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from datetime import datetime
 
 from google.protobuf.timestamp_pb2 import Timestamp
 from rich.text import Text
@@ -14,8 +15,8 @@ from stepwell.statuses import Status, StepStatus, StepType, instance_status, sta
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Failure, Payload
 
-INSTANCE_COLUMNS = ("id", "status", "run", "created", "took", "goes on at", "labels")
-HISTORY_COLUMNS = ("at", "what", "name", "status", "attempts", "waited", "")
+INSTANCE_COLUMNS = ("id", "status", "run", "created", "", "labels")
+HISTORY_COLUMNS = ("at", "what", "name", "status", "attempts", "")
 
 _STYLES = {
     "complete": "green",
@@ -42,8 +43,7 @@ def instance_row(instance: pb.Instance) -> list[printing.Cell]:
         word(shown.status),
         str(shown.run_number),
         printing.instant(shown.created_at),
-        printing.span(shown.started_at, shown.ended_at),
-        printing.instant(shown.wake_at),
+        _after(shown.started_at, shown.ended_at) or _until(shown.wake_at),
         _labels(instance),
     ]
 
@@ -61,10 +61,10 @@ def instance_facts(instance: pb.Instance) -> Iterator[tuple[str, printing.Cell]]
     if shown.wake_at is not None:
         yield "goes on", f"{printing.instant(shown.wake_at)} UTC"
     if shown.ended_at is not None:
-        took = printing.span(shown.started_at, shown.ended_at)
-        yield "ended", f"{printing.instant(shown.ended_at)} UTC{f', after {took}' if took else ''}"
+        after = _after(shown.started_at, shown.ended_at)
+        yield "ended", f"{printing.instant(shown.ended_at)} UTC{f', {after}' if after else ''}"
     yield "params", _indented(instance.params)
-    if shown.status is Status.COMPLETE:
+    if instance.HasField("output"):
         yield "output", _indented(instance.output)
     if shown.error is not None:
         yield "error", f"{shown.error.name}: {shown.error.message}"
@@ -88,34 +88,44 @@ def history_row(entry: pb.HistoryEntry) -> list[printing.Cell]:
 def step_detail(step: pb.Step) -> str:
     """What a step returned, waits for, or failed with."""
     if step.status == pb.STEP_STATUS_COMPLETED:
-        return printing.payload(step.result)
+        waited = (
+            "" if step.type == pb.STEP_TYPE_DO else _after(to_datetime(step.created_at), to_datetime(step.updated_at))
+        )
+        return "  ".join(filter(None, (waited, printing.payload(step.result))))
     parts = [_failure(step.failure)] if step.HasField("failure") else []
     if step.event_type and step.status == pb.STEP_STATUS_WAITING:
         parts.append(f"for {step.event_type}")
     if step.status != pb.STEP_STATUS_ERRORED:
-        parts += [f"until {_instant(step.wake_at)}"] if step.HasField("wake_at") else []
+        parts += [_until(to_datetime(step.wake_at))] if step.HasField("wake_at") else []
         parts += [f"again at {_instant(step.next_retry_at)}"] if step.HasField("next_retry_at") else []
     return ", ".join(parts)
 
 
 def _step_row(step: pb.Step) -> list[printing.Cell]:
     shown = step_entry(step)
-    is_body = shown.type is StepType.DO  # stored when it has ended, so its length is not known
-    is_over = shown.status in (StepStatus.COMPLETED, StepStatus.ERRORED)
     return [
         printing.instant(shown.created_at),
         shown.type,
         shown.name,
         word(shown.status),
-        _attempts(step) if is_body else "",
-        printing.span(shown.created_at, shown.updated_at) if is_over and not is_body else "",
+        _attempts(step) if shown.type is StepType.DO else "",
         step_detail(step),
     ]
 
 
 def _event_row(event: pb.Event) -> list[printing.Cell]:
-    taken = f"taken by {event.consumed_by_step}" if event.HasField("delivered_at") else "not taken yet"
-    return [_instant(event.created_at), "event", event.type, taken, "", "", printing.payload(event.payload)]
+    status, taker = ("taken", f"by {event.consumed_by_step}") if event.HasField("delivered_at") else ("kept", "")
+    detail = "  ".join(filter(None, (taker, printing.payload(event.payload))))
+    return [_instant(event.created_at), "event", event.type, status, "", detail]
+
+
+def _after(start: datetime | None, end: datetime | None) -> str:
+    took = printing.span(start, end)
+    return f"after {took}" if took else ""
+
+
+def _until(at: datetime | None) -> str:
+    return "" if at is None else f"until {printing.instant(at)}"
 
 
 def _attempts(step: pb.Step) -> str:

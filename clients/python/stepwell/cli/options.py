@@ -76,6 +76,18 @@ class Target:
 
         return asyncio.run(talking())
 
+    def use(self, talk: Callable[[Client], Awaitable[T]]) -> T:
+        """The same with a client of the SDK, whose streams outlive a server that is away for a while."""
+
+        async def talking() -> T:
+            async with self.client() as client:
+                try:
+                    return await talk(client)
+                except CallFailed as failure:
+                    raise self.explained(failure) from None
+
+        return asyncio.run(talking())
+
     def explained(self, failure: CallFailed) -> CallFailed:
         """The same failure, in words that name the server if nobody answers there."""
         if failure.code is not grpc.StatusCode.UNAVAILABLE or failure.reason:

@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 from google.protobuf.json_format import MessageToDict
 from google.protobuf.message import Message
 from rich.console import Console
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -39,9 +40,9 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], title: s
     for row in rows:
         table.add_row(*map(to_text, row))
     console = Console()
-    if not console.is_terminal:
-        console.width = _WIDE  # a pipe has no edge to wrap at
-    console.print(table)
+    console.width = _WIDE  # nothing is cut off: a pipe has no edge, and a terminal wraps by itself
+    for line in console.render_lines(table):
+        console.print(Segments([*_without_padding(line), Segment.line()]), end="")
 
 
 def print_line(*parts: Cell) -> None:
@@ -88,6 +89,13 @@ def shortened(text: str) -> str:
     """The beginning of a text, on one line."""
     line = " ".join(text.split("\n"))
     return line if len(line) <= _LONGEST_TEXT else f"{line[: _LONGEST_TEXT - 1]}…"
+
+
+def _without_padding(line: list[Segment]) -> list[Segment]:
+    """The line without spaces at its end, which a narrow terminal would show as a line of its own."""
+    while line and not line[-1].text.strip():
+        line.pop()
+    return [*line[:-1], Segment(line[-1].text.rstrip(), line[-1].style)] if line else []
 
 
 def _as_dict(message: Message) -> Any:

@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the first one asks to stop, the second one does not ask."""
+"""Ctrl-C, SIGTERM and a terminal that is closed: the first one asks to stop, the second one does not ask."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import suppress
 from typing import Any
 
-_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 async def until_stopped(work: Coroutine[Any, Any, None], at_once: Callable[[], None] = lambda: None) -> None:
@@ -26,11 +26,12 @@ async def until_stopped(work: Coroutine[Any, Any, None], at_once: Callable[[], N
         asked = True
         working.cancel()
 
-    for number in _SIGNALS:
+    heard = [number for number in _SIGNALS if signal.getsignal(number) is not signal.SIG_IGN]  # nohup means it
+    for number in heard:
         loop.add_signal_handler(number, receive, number)
     try:
         with suppress(asyncio.CancelledError):
             await working
     finally:
-        for number in _SIGNALS:
+        for number in heard:
             loop.remove_signal_handler(number)

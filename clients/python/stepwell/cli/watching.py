@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Annotated
 
 import typer
 
 from stepwell.cli import arguments, instances, options, printing
+from stepwell.client import Client
 from stepwell.durations import to_datetime
-from stepwell.errors import CallFailed
 from stepwell.instances import Instance
 from stepwell.statuses import Status, status_of, step_entry
 from stepwell.v1 import workflows_pb2 as pb
@@ -29,31 +28,26 @@ def watch(
 ) -> None:
     """Follow an instance until it ends. The exit code is 1 if it does not complete. With --json, a line per change."""
     try:
-        status = asyncio.run(_follow(target, workflow, id, steps=steps, as_json=as_json))
+        status = target.use(lambda client: _follow(client, workflow, id, steps=steps, as_json=as_json))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
     if status is not Status.COMPLETE:
         raise typer.Exit(1)
 
 
-async def _follow(target: options.Target, workflow: str, id: str, *, steps: bool, as_json: bool) -> Status:
-    async with target.client() as client:
-        try:
-            await Instance(client, workflow, id).fetch(
-                view=pb.INSTANCE_VIEW_BASIC
-            )  # the stream would wait for a server
-        except CallFailed as failure:
-            raise target.explained(failure) from None
-        shown = ""
-        with client.watches.follow(workflow, id, steps=steps) as follower:
-            while True:
-                instance, changed = await follower.next()
-                if as_json:
-                    printing.print_json(pb.InstanceChange(instance=instance, steps=changed), one_line=True)
-                else:
-                    shown = _print_change(instance, changed, shown)
-                if (status := status_of(instance)).is_terminal:
-                    return status
+async def _follow(client: Client, workflow: str, id: str, *, steps: bool, as_json: bool) -> Status:
+    # Asked first, because the stream would wait for a server that is not there.
+    await Instance(client, workflow, id).fetch(view=pb.INSTANCE_VIEW_BASIC)
+    shown = ""
+    with client.watches.follow(workflow, id, steps=steps) as follower:
+        while True:
+            instance, changed = await follower.next()
+            if as_json:
+                printing.print_json(pb.InstanceChange(instance=instance, steps=changed), one_line=True)
+            else:
+                shown = _print_change(instance, changed, shown)
+            if (status := status_of(instance)).is_terminal:
+                return status
 
 
 def _print_change(instance: pb.Instance, changed: list[pb.Step], shown: str) -> str:

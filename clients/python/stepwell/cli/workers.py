@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-import logging
-from typing import Annotated
+from datetime import timedelta
+from typing import Annotated, Any
 
 import typer
 
-from stepwell.cli import apps, options, printing, stopping
+from stepwell.cli import apps, arguments, logs, options, printing, stopping
 from stepwell.errors import CallFailed
 from stepwell.worker import Worker
 from stepwell.workflows import App
 
+ConnectTimeout = Annotated[
+    timedelta,
+    typer.Option(metavar="DURATION", parser=arguments.duration, help="How long to wait for a server to be there."),
+]
+Grace = Annotated[
+    timedelta,
+    typer.Option(metavar="DURATION", parser=arguments.duration, help="How long executing steps may take to end, then."),
+]
 MaxTasks = Annotated[int, typer.Option(min=1, help="Most runs that it executes at once.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads for step functions that are not async.")]
 
@@ -23,30 +31,29 @@ def worker(
     app: apps.AppName,
     max_tasks: MaxTasks = 100,
     threads: Threads = 32,
+    grace: Grace = timedelta(seconds=10),
+    connect_timeout: ConnectTimeout = timedelta(seconds=30),
 ) -> None:
-    """Host the workflows of an app until Ctrl-C or SIGTERM; steps that execute then may finish."""
-    log_to_terminal()
+    """Host the workflows of an app until Ctrl-C or SIGTERM."""
+    logs.log_to_terminal()
     found = apps.load_app(app)
-    asyncio.run(stopping.until_stopped(serve(target, found, max_tasks, threads)))
+    settings = {"max_tasks": max_tasks, "threads": threads, "grace": grace, "connect_timeout": connect_timeout}
+    asyncio.run(stopping.until_stopped(serve(target, found, **settings)))
 
 
-async def serve(target: options.Target, app: App, max_tasks: int = 100, threads: int = 32) -> None:
+async def serve(target: options.Target, app: App, **settings: Any) -> None:
     """Work until cancelled, then drain. CallFailed if the server does not take the worker."""
     async with target.client() as client:
-        worker = Worker(client, app, max_tasks=max_tasks, threads=threads)
+        worker = Worker(client, app, **settings)
         try:
             async with worker:
                 hosted = ", ".join(app.definitions) or "nothing"
                 printing.print_line(f"worker {worker.worker_id} serves {hosted} at {target.server}; Ctrl-C stops it")
                 try:
-                    assert worker._serving is not None
-                    await asyncio.shield(worker._serving)
+                    await worker.ended()
                 finally:
                     printing.print_line(f"worker {worker.worker_id} stops when its steps have ended")
         except CallFailed as failure:
             raise target.explained(failure) from None
-
-
-def log_to_terminal() -> None:
-    """Show what the worker and the user's own loggers have to say, on standard error."""
-    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s", datefmt="%H:%M:%S")
+        except TimeoutError:
+            raise TimeoutError(f"no server answers at {target.server}") from None

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
-import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 from uuid import uuid4
 
@@ -12,7 +14,7 @@ import typer
 from grpc import aio
 
 from stepwell.cli import arguments, instances, listings, options, printing, watching
-from stepwell.durations import to_duration
+from stepwell.client import Client
 from stepwell.statuses import Status, status_of
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
@@ -24,8 +26,6 @@ app = typer.Typer(help="Start, find, steer and follow instances of workflows.", 
 app.command("list")(listings.list_)
 app.command("watch")(watching.watch)
 app.command("history")(listings.history)
-
-_LONGEST_CALL = 30.0
 
 
 @app.command()
@@ -49,12 +49,11 @@ def create(
         request_id=uuid4().hex,
     )
 
-    async def ask(channel: aio.Channel) -> pb.Instance:
-        stub = WorkflowServiceStub(channel)
-        created = (await stub.CreateInstance(request, timeout=options.DEADLINE)).instance
-        return created if wait is None else await _ended(stub, created, wait)
+    async def ask(client: Client) -> pb.Instance:
+        answer = await client.call(client.stub.CreateInstance(request, timeout=options.DEADLINE))
+        return answer.instance if wait is None else await _ended(client, answer.instance, wait)
 
-    instance = target.call(ask)
+    instance = target.use(ask)
     if wait is None and not as_json:
         printing.print_line(f"created {_named(instance)}")
     else:
@@ -182,17 +181,15 @@ def _steer(target: options.Target, order: Callable[[WorkflowServiceAsyncStub], A
         printing.print_line(f"{_named(instance)} is ", instances.word(status_of(instance)), run)
 
 
-async def _ended(stub: WorkflowServiceAsyncStub, instance: pb.Instance, seconds: float) -> pb.Instance:
+async def _ended(client: Client, instance: pb.Instance, wait: timedelta) -> pb.Instance:
     """The instance when it has ended or the time is over."""
-    deadline = time.monotonic() + seconds
-    while not status_of(instance).is_terminal and (left := deadline - time.monotonic()) > 0:
-        request = pb.WaitInstanceRequest(
-            namespace=instance.namespace,
-            workflow=instance.workflow,
-            instance_id=instance.instance_id,
-            timeout=to_duration(min(left, _LONGEST_CALL) * 1000),
-        )
-        instance = (await stub.WaitInstance(request, timeout=_LONGEST_CALL + options.DEADLINE)).instance
+    with (
+        suppress(TimeoutError),
+        client.watches.follow(instance.workflow, instance.instance_id) as follower,
+    ):
+        async with asyncio.timeout(wait.total_seconds()):
+            while not status_of(instance).is_terminal:
+                instance, _ = await follower.next()
     return instance
 
 
@@ -203,10 +200,10 @@ def _show(instance: pb.Instance, as_json: bool) -> None:
         printing.print_table(["", ""], instances.instance_facts(instance), title=_named(instance))
 
 
-def _exit_by(instance: pb.Instance, waited: float) -> None:
+def _exit_by(instance: pb.Instance, waited: timedelta) -> None:
     status = status_of(instance)
     if not status.is_terminal:
-        print(f"stepwell: {_named(instance)} has not ended within {waited:g} seconds", file=sys.stderr)
+        print(f"stepwell: {_named(instance)} has not ended within {printing.duration(waited)}", file=sys.stderr)
     if status is not Status.COMPLETE:
         raise typer.Exit(1)
 
