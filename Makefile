@@ -81,6 +81,25 @@ bench: setup ## Measure this machine: tasks per second, rest, and what idle stre
 	PYTHONPATH=. $(BIN)/python bench/tasks.py
 	PYTHONPATH=. $(BIN)/python bench/idle_streams.py
 
+.PHONY: bench-workflows
+bench-workflows: setup ## Workflows per second, latency and rest, on both databases (ARGS="--help")
+	$(BIN)/python -m bench.workflows $(ARGS)
+
+.PHONY: bench-peers
+bench-peers: setup .venv-peers/.installed ## The same interleaved with DBOS: the ratios to quote (ARGS="--help")
+	$(BIN)/python -m bench.workflows --peers $(ARGS)
+
+.venv-peers/.installed: requirements/peers.lock
+	@$(PYTHON) -m venv .venv-peers
+	.venv-peers/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.lock
+	@touch $@
+
+.PHONY: lock-peers
+lock-peers: setup ## Resolve requirements/peers.in anew into peers.lock
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
+	  --no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock-peers" \
+	  requirements/peers.in -o requirements/peers.lock
+
 # ---- check and generate
 
 .PHONY: fmt
