@@ -14,7 +14,7 @@ from stepwell_server.domain.frames import DEFAULT_EVENT_TIMEOUT, Frame, FrameAns
 from stepwell_server.domain.leases import Held
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.retry import LONGEST_DELAY, Backoff, RetryPolicy, StepPolicy
+from stepwell_server.domain.retry import LONGEST_DELAY, MOST_ATTEMPTS, Backoff, RetryPolicy, StepPolicy
 from stepwell_server.domain.tasks import Handler, Reason, Registration, Stop, TaskKind
 from stepwell_server.domain.times import Micros
 from stepwell_server.domain.workflows import Step, StepType
@@ -160,6 +160,8 @@ class FrameReader:
             backoff=_BACKOFFS.get(given.backoff, default.retry.backoff),
             max_delay=_within("max_delay", given.max_delay, LONGEST_DELAY) if given.HasField("max_delay") else None,
         )
+        if retry.max_delay is not None and retry.max_delay < retry.delay:
+            raise InvalidField("max_delay must not be shorter than delay", field="max_delay")
         has_timeout = policy.HasField("timeout")
         timeout = _within("timeout", policy.timeout, self._limits.timer) if has_timeout else default.timeout
         return StepPolicy(retry, timeout)
@@ -167,8 +169,8 @@ class FrameReader:
     def _attempts(self, retry: common_pb2.RetryPolicy) -> int | None:
         match retry.WhichOneof("attempts"):
             case "max_attempts":
-                if retry.max_attempts < 1:
-                    raise InvalidField("max_attempts must be at least 1", field="max_attempts")
+                if not 1 <= retry.max_attempts <= MOST_ATTEMPTS:
+                    raise InvalidField(f"max_attempts must be 1 to {MOST_ATTEMPTS}", field="max_attempts")
                 return retry.max_attempts
             case "unlimited" if retry.unlimited:
                 return None

@@ -8,6 +8,7 @@ from enum import StrEnum
 from stepwell_server.domain.times import DAY, MINUTE, SECOND, Micros
 
 LONGEST_DELAY: Micros = 365 * DAY
+MOST_ATTEMPTS = 1_000_000
 _MOST_DOUBLINGS = 60
 
 

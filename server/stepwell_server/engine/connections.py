@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -136,14 +136,22 @@ class Connection:
 
     async def acknowledge(self, held: Held) -> None:
         """The task has arrived: its lease is a full one from now on."""
-        await self._enqueue(self._renewal(held), lambda done: self._renewed(held, done))
+        await self._enqueue(self._renewal(held), partial(self._acknowledged, held))
+
+    def _acknowledged(self, held: Held, done: asyncio.Future[Answer]) -> None:
+        if not self._renewed(held, done) and self.place.held.get(held.task_id) == held:
+            self._spawn(self._acknowledge_again(held))
+
+    async def _acknowledge_again(self, held: Held) -> None:
+        await asyncio.sleep(SHORTEST_RETRY)
+        await self.acknowledge(held)
 
     async def heartbeat(self, number: int, held: Iterable[Held]) -> None:
         """Renew these leases, and say when that is durable."""
         waiting = {*held}
         if not waiting:
             self._confirm(number)
-        for one in waiting:
+        for one in tuple(waiting):
             await self._enqueue(self._renewal(one), partial(self._beat, number, one, waiting))
 
     def _beat(self, number: int, held: Held, waiting: set[Held], done: asyncio.Future[Answer]) -> None:
@@ -190,15 +198,15 @@ class Connection:
             lane = self._lanes.get(call.held.task_id)
             if lane is None:
                 lane = self._lanes[call.held.task_id] = deque()
-                self._retry_later(call.held.task_id)
-            _insert_in_order(lane, call)
+                self._spawn(self._retry(call.held.task_id))
+            _insert_in_order(lane, replace(call, tell_all=True))
         else:
             self.tell(call.held, RunNews(tuple(_refused(frame, error) for frame in call.frames)))
 
-    def _retry_later(self, task_id: int) -> None:
-        retry = asyncio.create_task(self._retry(task_id))
-        self._retries.add(retry)
-        retry.add_done_callback(self._retries.discard)
+    def _spawn(self, retry: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(retry)
+        self._retries.add(task)
+        task.add_done_callback(self._retries.discard)
 
     async def _retry(self, task_id: int) -> None:
         """Commit what the database could not take, in order, until it can."""

@@ -70,6 +70,8 @@ class Place:
     """Credits that a claim has on the table."""
     held: dict[int, Held] = field(default_factory=dict)
     timers: dict[int, Micros] = field(default_factory=dict)
+    unsure: set[int] = field(default_factory=set)
+    """Tasks about which an answer was lost: what it said must be said again."""
 
 
 class Dispatcher:
@@ -118,6 +120,7 @@ class Dispatcher:
         if place.held.get(held.task_id) == held:
             del place.held[held.task_id]
             place.timers.pop(held.task_id, None)
+            place.unsure.discard(held.task_id)
             if self._holders.get(held.task_id) is place:
                 del self._holders[held.task_id]
 
@@ -138,11 +141,12 @@ class Dispatcher:
 
     def _ask(self, place: Place, held: Held, *, tell_all: bool = False) -> None:
         place.timers.pop(held.task_id, None)
+        unsure = tell_all or held.task_id in place.unsure
         try:
-            news = self._committer.enqueue(ReportFrames(held, place.owner.session_id, tell_all=tell_all))
+            news = self._committer.enqueue(ReportFrames(held, place.owner.session_id, tell_all=unsure))
         except StepwellError as error:
             log.warning("timer_late", reason=error.reason)
-            place.timers[held.task_id] = self._bus.time.now() + SECOND
+            self._ask_later(place, held)
             return
         news.add_done_callback(lambda done: self._heard(place, held, done))
 
@@ -150,10 +154,16 @@ class Dispatcher:
         if done.cancelled() or place.held.get(held.task_id) != held:
             return
         if done.exception() is not None:
-            place.timers[held.task_id] = self._bus.time.now() + SECOND
-            self._look_again.set()
+            self._ask_later(place, held)
             return
+        place.unsure.discard(held.task_id)
         place.tell(held, done.result())
+
+    def _ask_later(self, place: Place, held: Held) -> None:
+        """The answer did not come, though what it was about may be committed."""
+        place.unsure.add(held.task_id)
+        place.timers[held.task_id] = self._bus.time.now() + (0 if self._bus.time.virtual else SECOND)
+        self._look_again.set()
 
     def served(self) -> set[Handler]:
         """Whom the workers of this replica host."""

@@ -78,10 +78,11 @@ def _has_label(label: tuple[str, str]) -> Any:
 
 
 def _where(wanted: InstanceFilter, table: Any, after: Position | None) -> list[Any]:
+    """Between two bounds. A position replaces the one that it implies: SQLite would search by either of the two."""
     where = [table.namespace == wanted.namespace, table.workflow == wanted.workflow]
-    if wanted.created_from is not None:
+    if wanted.created_from is not None and (after is None or not wanted.oldest_first):
         where.append(table.created_at >= wanted.created_from)
-    if wanted.created_before is not None:
+    if wanted.created_before is not None and (after is None or wanted.oldest_first):
         where.append(table.created_at < wanted.created_before)
     if after is not None:
         where.append(beyond([table.created_at, table.id], after, descending=not wanted.oldest_first))

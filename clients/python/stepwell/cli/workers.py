@@ -29,7 +29,7 @@ Threads = Annotated[int, typer.Option(min=1, help="Threads for step functions th
 def worker(
     target: options.Target,
     app: apps.AppName,
-    max_tasks: MaxTasks = 100,
+    max_tasks: MaxTasks = 500,
     threads: Threads = 32,
     grace: Grace = timedelta(seconds=10),
     connect_timeout: ConnectTimeout = timedelta(seconds=30),
