@@ -1,4 +1,4 @@
-"""Plants each bug of mutants.toml in a copy of the repository and sees whether the test named for it notices.
+"""Plants each bug of the lists beside this in a copy of the repository and sees whether the test named for it notices.
 
     .venv/bin/python tests/mutants/run.py [NAME ...]
 
@@ -25,6 +25,7 @@ SOURCES = ("server", "clients/python", ".")
 PYTEST = ("-m", "pytest", "-q", "-x", "--timeout", "60", "-p", "no:randomly", "-p", "no:cacheprovider")
 PACKAGES = ("stepwell_server", "stepwell", "tests.support.spine")
 LONGEST_RUN = 180.0
+LISTS = ("mutants.toml", "workflow_mutants.toml")
 
 PASSED, FAILED = 0, 1
 """Exit codes of pytest. All others mean that the test was not run."""
@@ -112,8 +113,8 @@ def copied() -> Iterator[Copy]:
 
 def read(names: Sequence[str]) -> list[Mutant]:
     """The mutants of the list: these, or all."""
-    listed = tomllib.loads(Path(__file__).with_name("mutants.toml").read_text())["mutants"]
-    mutants = [Mutant(**one) for one in listed]
+    files = [Path(__file__).with_name(one) for one in LISTS]
+    mutants = [Mutant(**one) for file in files for one in tomllib.loads(file.read_text())["mutants"]]
     unknown = {*names} - {one.name for one in mutants}
     if unknown:
         sys.exit(f"no such mutant: {', '.join(sorted(unknown))}")

@@ -15,3 +15,35 @@ class Broken:
     def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
         """Never asked."""
         return False
+
+
+class AllButOne:
+    """A policy that refuses one category to everybody."""
+
+    refused: Category
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        """Everybody is the same."""
+        return Principal("somebody")
+
+    def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
+        """Everything else."""
+        return category is not self.refused
+
+
+class NobodyCreates(AllButOne):
+    """No new instances."""
+
+    refused = Category.CREATE
+
+
+class NobodyManages(AllButOne):
+    """No pause, resume, terminate, restart."""
+
+    refused = Category.MANAGE
+
+
+class NobodySends(AllButOne):
+    """No events."""
+
+    refused = Category.EVENT

@@ -1,0 +1,46 @@
+"""Workers that are driven by hand, and the service that gives them work."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import Any, TypeAlias
+
+import pytest
+
+from tests.support.flows import Flows
+from tests.support.servers import Served, StartServer
+from tests.support.workers import HandWorker, close_all
+
+Hire: TypeAlias = Callable[..., Awaitable[HandWorker]]
+
+
+@pytest.fixture
+async def hire_at(start_server: StartServer) -> AsyncIterator[Hire]:
+    """Connects workers to a server of the test's choice, and loses them before the server stops."""
+    hired: list[HandWorker] = []
+
+    async def hire(served: Served, *names: str, credit: int = 1, connect: bool = True, **options: Any) -> HandWorker:
+        worker = HandWorker(served.channel, names or ("order",), **options)
+        hired.append(worker)
+        if connect:
+            await worker.connect(credit=credit)
+        return worker
+
+    yield hire
+    await close_all(hired)
+
+
+@pytest.fixture
+def hire(hire_at: Hire, server: Served) -> Hire:
+    """Connects workers to the server."""
+
+    async def at_the_server(*names: str, **options: Any) -> HandWorker:
+        return await hire_at(server, *names, **options)
+
+    return at_the_server
+
+
+@pytest.fixture
+def flows(server: Served) -> Flows:
+    """Instances of the workflow "order"."""
+    return Flows(server.channel)

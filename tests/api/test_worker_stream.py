@@ -1,0 +1,369 @@
+"""The stream itself: who may open one, how it is kept alive, and how it ends."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import grpc
+import pytest
+
+from stepwell.errors import CallFailed, failure_of
+from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
+from stepwell_server.api import listeners
+from stepwell_server.api import workers as servicer
+from stepwell_server.api.access import AllowAll, Caller, Category, Principal
+from stepwell_server.domain.errors import Unauthenticated
+from stepwell_server.engine.loops import sweep
+from tests.api.conftest import Hire
+from tests.support.errors import refusal
+from tests.support.flows import Flows
+from tests.support.frames import begin, done, finish, opening, wait_for
+from tests.support.servers import Served, StartServer
+from tests.support.workers import HandWorker, grant, handlers, held, lease_left
+
+HERE = "tests.api.test_worker_stream"
+
+
+class Revocable(AllowAll):
+    """Whoever says a name may come in, until it is revoked."""
+
+    revoked: set[str] = set()
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        name = str(caller.metadata.get("authorization", "anonymous"))
+        if name in self.revoked:
+            raise Unauthenticated("the credential has expired")
+        return Principal(name)
+
+    def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
+        return namespace in ("", "default")
+
+
+def ended(worker: HandWorker) -> tuple[str, str]:
+    """How the stream ended."""
+    assert worker.end is not None
+    return worker.end.code.name, worker.end.reason
+
+
+# ---- hello
+
+
+async def test_a_stream_that_does_not_begin_with_hello_is_refused(sqlite_server: Served, hire_at: Hire) -> None:
+    for frames in ([], [pb.WorkerFrame()], [grant(1)], [pb.WorkerFrame(goodbye=pb.Goodbye())]):
+        worker = await hire_at(sqlite_server, connect=False)
+        worker.open()
+
+        await worker.say(*frames)
+        await worker.until_over()
+
+        assert ended(worker) == ("INVALID_ARGUMENT", "HELLO_REQUIRED")
+
+
+async def test_a_stream_that_ends_without_a_word_is_refused(sqlite_server: Served, hire_at: Hire) -> None:
+    worker = await hire_at(sqlite_server, connect=False)
+    worker.open()
+
+    await worker.close_side()
+
+    assert ended(worker) == ("INVALID_ARGUMENT", "HELLO_REQUIRED")
+
+
+async def test_a_hello_that_does_not_come_is_not_waited_for(
+    sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "HELLO_LIMIT", 0.05)
+    worker = await hire_at(sqlite_server, connect=False)
+
+    worker.open()
+    await worker.until_over()
+
+    assert ended(worker) == ("DEADLINE_EXCEEDED", "HELLO_TIMEOUT")
+
+
+async def test_a_version_that_is_not_spoken_is_refused_with_those_that_are(
+    sqlite_server: Served, hire_at: Hire
+) -> None:
+    for version in (0, 2, -1, 2**31 - 1):
+        worker = await hire_at(sqlite_server, connect=False)
+        error = await refusal_of(worker.connect(protocol_version=version))
+        assert (error.code.name, error.reason) == ("FAILED_PRECONDITION", "PROTOCOL_UNSUPPORTED")
+        assert error.metadata == {"lowest": "1", "highest": "1"}
+
+
+REFUSED: list[tuple[dict[str, Any], str]] = [
+    ({"session_id": ""}, "INVALID_SESSION_ID"),
+    ({"session_id": "a" * 31}, "INVALID_SESSION_ID"),
+    ({"session_id": "g" * 32}, "INVALID_SESSION_ID"),
+    ({"session_id": "a" * 32 + "\n"}, "INVALID_SESSION_ID"),
+    ({"namespace": "nowhere"}, "NAMESPACE_NOT_FOUND"),
+    ({"handlers": handlers("order", "order")}, "DUPLICATE_HANDLER"),
+    ({"handlers": handlers("-order")}, "INVALID_WORKFLOW_NAME"),
+    ({"handlers": handlers("x" * 65)}, "INVALID_WORKFLOW_NAME"),
+    ({"handlers": [pb.Handler(name="order")]}, "INVALID_FIELD"),
+    ({"handlers": handlers(*(f"h{number}" for number in range(1001)))}, "INVALID_FIELD"),
+    ({"worker_id": "x" * 129}, "INVALID_FIELD"),
+    ({"sdk": "x" * 129}, "INVALID_FIELD"),
+    ({"worker_id": "a\0"}, "MALFORMED_REQUEST"),
+]
+
+
+async def test_a_hello_that_breaks_a_rule_is_refused(sqlite_server: Served, hire_at: Hire) -> None:
+    stub = WorkerServiceStub(sqlite_server.channel)
+    worker = await hire_at(sqlite_server, connect=False)
+
+    streams = [(await refusal_of(worker.connect(**changes))).reason for changes, _ in REFUSED]
+    asked = [pb.RegisterHandlersRequest(hello=worker.hello(**changes)) for changes, _ in REFUSED]
+    calls = [(await refusal(stub.RegisterHandlers(request))).reason for request in asked]
+
+    assert streams == calls == [reason for _, reason in REFUSED]
+
+
+async def test_a_session_id_may_have_upper_case_digits(sqlite_server: Served, hire_at: Hire) -> None:
+    """The proto says 32 hexadecimal digits, and those are hexadecimal."""
+    worker = await hire_at(sqlite_server, connect=False)
+
+    assert (await worker.connect(session_id="ABCDEF0123456789" * 2)).connection == 1
+
+
+async def test_the_longest_names_are_taken(sqlite_server: Served, hire_at: Hire) -> None:
+    worker = await hire_at(sqlite_server, connect=False)
+
+    assert await worker.connect(handlers=handlers("x" * 64), worker_id="w" * 128, sdk="s" * 128)
+
+
+async def refusal_of(call: Any) -> Any:
+    """The refusal with which a stream ended before it was welcome."""
+    with pytest.raises(CallFailed) as caught:
+        await call
+    return caught.value
+
+
+# ---- alive
+
+
+async def test_a_server_with_nothing_to_say_says_that_it_is_there(
+    start_server: StartServer, sqlite_url: str, hire_at: Hire
+) -> None:
+    server = await start_server(sqlite_url, leases={"lease": 1})
+    worker = await hire_at(server, credit=3)
+
+    unasked = (await worker.next("heartbeat")).heartbeat
+    await worker.beat()
+    later = (await worker.next("heartbeat")).heartbeat
+
+    assert (unasked.credit, unasked.heartbeat_number) == (3, 0)
+    assert later.heartbeat_number == 1, "the newest that is durable"
+    assert later.now.ToMicroseconds() > unasked.now.ToMicroseconds() > 0
+
+
+async def test_a_credential_that_expires_ends_the_stream(
+    start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "CHECKED_EVERY", 0.02)
+    server = await start_server(sqlite_url, policy=f"{HERE}:Revocable")
+    worker = await hire_at(server, metadata=(("authorization", "anna"),))
+    other = await hire_at(server, metadata=(("authorization", "ben"),))
+    monkeypatch.setattr(Revocable, "revoked", {"anna"})
+
+    await worker.until_over()
+
+    assert ended(worker) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
+    assert (await other.beat()).credit == 1
+
+
+async def test_a_stream_needs_permission_for_its_namespace(
+    start_server: StartServer, sqlite_url: str, hire_at: Hire
+) -> None:
+    server = await start_server(sqlite_url, policy=f"{HERE}:Revocable")
+    worker = await hire_at(server, connect=False)
+
+    assert (await refusal_of(worker.connect(namespace="other"))).reason == "PERMISSION_DENIED"
+    assert await worker.connect()
+
+
+# ---- too much
+
+
+async def test_a_flood_of_frames_ends_the_stream(
+    sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "FRAMES_PER_SECOND", 1)
+    worker = await hire_at(sqlite_server, credit=0)
+    flood = [pb.WorkerFrame(task_ack=pb.TaskAck())] * 20_000
+
+    for _ in range(3):
+        await worker.say(*flood)
+    await worker.until_over()
+
+    assert ended(worker) == ("RESOURCE_EXHAUSTED", "FRAME_RATE")
+
+
+async def test_a_flood_of_empty_messages_counts_too(
+    sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "FRAMES_PER_SECOND", 1)
+    worker = await hire_at(sqlite_server, credit=0)
+    await worker.say(*[pb.WorkerFrame()] * 39_998)
+
+    for _ in range(4):
+        await worker.say()
+    await worker.until_over()
+
+    assert ended(worker) == ("RESOURCE_EXHAUSTED", "FRAME_RATE")
+
+
+async def test_a_worker_that_never_reads_is_cut_off_and_its_tasks_go_to_others(
+    start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(servicer, "WRITE_LIMIT", 0.1)
+    server = await start_server(sqlite_url, leases={"reconnect_grace": 0})
+    worker = HandWorker(server.channel)
+    stream = WorkerServiceStub(server.channel).Connect()
+    await stream.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=worker.hello()), grant(20)]))
+    flows, large = Flows(server.channel), '"' + "x" * 1_000_000 + '"'
+    await worker_is_known(server)
+    for number in range(8):
+        await flows.create(f"i{number}", large)
+
+    other = await hire_at(server, credit=8)
+    keys = {(await other.take()).task.key for _ in range(8)}
+
+    assert keys == {f"i{number}" for number in range(8)}
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        while await stream.read() is not grpc.aio.EOF:
+            pass
+    assert failure_of(caught.value).reason == "SLOW_CONSUMER"
+
+
+async def worker_is_known(server: Served) -> None:
+    """Wait until a worker is registered."""
+    stub = WorkerServiceStub(server.channel)
+    async with asyncio.timeout(10):
+        while not (await stub.ListWorkers(pb.ListWorkersRequest())).workers:
+            pass
+
+
+async def test_a_caller_has_so_many_streams_and_not_one_more(
+    start_server: StartServer, sqlite_url: str, hire_at: Hire
+) -> None:
+    server = await start_server(sqlite_url, limits={"streams_per_principal": 2})
+    workers = [await hire_at(server) for _ in range(2)]
+    third = await hire_at(server, connect=False)
+
+    error = await refusal_of(third.connect())
+    assert (error.code.name, error.reason, error.metadata) == ("RESOURCE_EXHAUSTED", "STREAM_LIMIT", {"limit": "2"})
+
+    await workers[0].goodbye()
+    async with asyncio.timeout(10):
+        while third.end is not None:
+            try:
+                await third.connect()
+            except type(error):
+                continue
+
+
+async def test_a_connection_that_never_says_a_word_is_closed(
+    start_server: StartServer, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    brief = ("grpc.server_handshake_timeout_ms", 100)
+    monkeypatch.setattr(listeners, "OPTIONS", [*dict([*listeners.OPTIONS, brief]).items()])
+    server = await start_server(sqlite_url)
+    host, _, port = server.addresses.listen.rpartition(":")
+
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(10):
+        while await reader.read(1000):
+            pass
+    writer.close()
+
+
+async def test_bytes_that_are_no_frames_end_the_stream_with_a_clear_word(sqlite_server: Served) -> None:
+    method: Any = sqlite_server.channel.stream_stream(
+        "/stepwell.v1.WorkerService/Connect", request_serializer=None, response_deserializer=None
+    )
+
+    error = await refusal(method(iter([b"\xff\xff"])).read())
+
+    assert (error.code.name, error.reason) == ("INVALID_ARGUMENT", "MALFORMED_REQUEST")
+
+
+# ---- drain
+
+
+async def test_a_worker_goes_on_through_another_replica_when_its_own_drains(
+    start_server: StartServer, postgres_url: str, hire_at: Hire
+) -> None:
+    here, there = [await start_server(postgres_url) for _ in range(2)]
+    worker, other = await hire_at(here), await hire_at(there, worker_id="other", credit=5)
+    flows = Flows(there.channel)
+    await Flows(here.channel).create("one")
+    job = await worker.take()
+    await job.tell(begin(opening("long")))
+
+    draining = asyncio.create_task(here.app.drain(0))
+    drain = (await worker.next("drain")).drain
+    await job.tell(done("long", opens=[opening("longer")]))
+    await worker.close_side()
+    assert worker.end is None
+    worker.channel = there.channel
+    welcome = await worker.connect(held=held(job))
+
+    assert drain.deadline.seconds == 25
+    assert [one.task_id for one in welcome.held] == [job.task_id]
+    assert (await job.report(done("longer"), finish()))[-1].released
+    assert {name: step.attempts for name, step in (await flows.steps("one")).items()} == {"long": 1, "longer": 1}
+    await other.beat()
+    assert not other.has("task"), "nobody else was given it"
+    await draining
+
+
+async def test_leases_keep_their_length_when_a_drained_stream_ends(
+    start_server: StartServer, postgres_url: str, hire_at: Hire
+) -> None:
+    here, there = [await start_server(postgres_url) for _ in range(2)]
+    worker = await hire_at(here)
+    await Flows(here.channel).create("one")
+    job = await worker.take()
+    await job.tell(wait_for("w", "go"))
+
+    draining = asyncio.create_task(here.app.drain(0))
+    await worker.next("drain")
+    await worker.close_side()
+    await draining
+
+    assert await lease_left(there, job) > 20
+
+
+async def test_a_draining_server_hands_out_nothing_more(
+    start_server: StartServer, postgres_url: str, hire_at: Hire
+) -> None:
+    here, there = [await start_server(postgres_url) for _ in range(2)]
+    leaving = await hire_at(here, credit=5)
+    staying = await hire_at(there, worker_id="staying", credit=0)
+    draining = asyncio.create_task(here.app.drain(0))
+    await leaving.next("drain")
+    await leaving.say(grant(5))
+
+    await Flows(there.channel).create("one")
+    await staying.say(grant(1))
+
+    assert (await staying.take()).task.key == "one"
+    assert not leaving.has("task")
+    await leaving.close_side()
+    await draining
+
+
+async def test_a_worker_that_came_back_elsewhere_supersedes_its_old_stream(
+    start_server: StartServer, postgres_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sweep, "INTERVAL", 0.05)
+    here, there = [await start_server(postgres_url) for _ in range(2)]
+    worker = await hire_at(here)
+    again = await hire_at(there, session_id=worker.session_id)
+
+    await worker.until_over()
+
+    assert ended(worker) == ("ABORTED", "SUPERSEDED")
+    assert (await again.beat()).credit == 1
