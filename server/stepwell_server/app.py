@@ -37,7 +37,7 @@ from stepwell_server.engine.dispatch import Dispatcher
 from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.intake import Intake
 from stepwell_server.engine.loops import supervised
-from stepwell_server.engine.loops.prune_requests import prune_requests
+from stepwell_server.engine.loops.prune import prune
 from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
 from stepwell_server.engine.loops.relay_hints import HintRelay
 from stepwell_server.engine.loops.sweep import Sweep
@@ -242,7 +242,7 @@ class App:
             "dispatch": dispatcher.run,
             "sweep": sweep.run,
             "watches": watches.run,
-            "prune_requests": lambda: prune_requests(self.db),
+            "prune": lambda: prune(self.db),
             "refresh_wakes": lambda: refresh_wakes(self.db, bus),
             "send_hints": relay.run,
             "hear_hints": lambda: self._hints.listen(heard),

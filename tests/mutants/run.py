@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("server", "clients/python", ".")
 PYTEST = ("-m", "pytest", "-q", "-x", "--timeout", "60", "-p", "no:randomly", "-p", "no:cacheprovider")
 PACKAGES = ("stepwell_server", "stepwell", "tests.support.spine")
-LONGEST_RUN = 180.0
+LONGEST_RUN = 300.0
 LISTS = ("mutants.toml", "workflow_mutants.toml")
 
 PASSED, FAILED = 0, 1

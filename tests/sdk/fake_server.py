@@ -133,7 +133,8 @@ class FakeWorkflows(WorkflowServiceServicer):
 
     async def CreateInstance(self, request: wf.CreateInstanceRequest, context: Any) -> wf.CreateInstanceResponse:  # noqa: N802
         self.calls.append(request)
-        return wf.CreateInstanceResponse(instance=wf.Instance(instance_id=request.instance_id))
+        created = self.instances.get(request.instance_id) or wf.Instance(instance_id=request.instance_id)
+        return wf.CreateInstanceResponse(instance=created)
 
     async def GetInstance(self, request: wf.GetInstanceRequest, context: Any) -> wf.GetInstanceResponse:  # noqa: N802
         if request.instance_id not in self.instances:

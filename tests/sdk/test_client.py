@@ -85,6 +85,37 @@ async def test_a_create_that_waits_is_a_call_of_its_own(server: FakeServer, clie
     assert (request.wait.seconds, request.labels["a"], bool(request.request_id)) == (5, "b", True)
 
 
+async def test_an_end_that_was_waited_for_is_not_asked_for_again(server: FakeServer, client: Client) -> None:
+    failure = Failure(name="PaymentDeclined", message="no money")
+    server.workflows.instances["paid"] = complete("paid", 5)
+    server.workflows.instances["declined"] = instance("declined", wf.INSTANCE_STATUS_ERRORED, failure=failure)
+    orders = client.workflow(Order)
+
+    paid = await orders.create(id="paid", wait="5 seconds")
+    declined = await orders.create(id="declined", wait="5 seconds")
+
+    assert await paid.result() == Result(5)
+    with pytest.raises(WorkflowFailed, match="no money"):
+        await declined.result()
+    assert server.workflows.watches == []
+    assert (await paid.status()).output == Result(5)
+
+
+@pytest.mark.parametrize("restarts", [True, False], ids=["restarted", "still running"])
+async def test_a_run_that_has_not_ended_yet_is_waited_for(server: FakeServer, client: Client, restarts: bool) -> None:
+    at_first = complete("x", 1) if restarts else instance("x", wf.INSTANCE_STATUS_RUNNING)
+    server.workflows.instances["x"] = at_first
+    order = await client.workflow(Order).create(id="x", wait="1 second")
+    if restarts:
+        await order.restart()
+
+    wait = asyncio.create_task(order.result())
+    await server.workflows.until_watched(1)
+    server.workflows.change(complete("x", 9, revision=5))
+
+    assert await wait == Result(9)
+
+
 async def test_a_batch_leaves_out_what_exists(server: FakeServer, client: Client) -> None:
     server.workflows.existing = {"b"}
     batch = [{"id": "a", "params": {"sku": 1}}, NewInstance(id="b"), NewInstance(id="c", labels={"x": "y"})]
@@ -115,6 +146,11 @@ async def test_events_travel_together_in_order(server: FakeServer, client: Clien
 async def test_what_cannot_be_sent_is_refused_before_it_is(server: FakeServer, client: Client) -> None:
     with pytest.raises(PayloadInvalid):
         await client.workflow("order").create(params={"when": object()})
+
+    with pytest.raises(CallFailed, match="INVALID_INSTANCE_ID"):
+        await client.workflow("order").create(id="")
+    with pytest.raises(CallFailed, match="INVALID_INSTANCE_ID"):
+        await client.workflow("order").create_batch([{"id": "fine"}, {"id": ""}])
 
     assert server.workflows.creates == []
 
@@ -222,6 +258,43 @@ async def test_watching_shows_each_newer_state_until_the_end(server: FakeServer,
     server.workflows.change(instance("x", wf.INSTANCE_STATUS_RUNNING, revision=1))
     server.workflows.change(complete("x", revision=2))
     assert [change.instance.status async for change in changes] == [Status.COMPLETE]
+
+
+async def test_a_state_that_comes_in_pieces_is_told_when_it_is_whole(server: FakeServer, client: Client) -> None:
+    order = await client.workflow(Order).create(id="x")
+    a, b = (wf.Step(name=name, status=wf.STEP_STATUS_COMPLETED, attempts=1) for name in "ab")
+    first = wf.InstanceChange(instance=complete("x", 7), steps=[a], more_steps=True)
+    last = wf.InstanceChange(instance=instance("x", wf.INSTANCE_STATUS_COMPLETE), steps=[b])
+    told = asyncio.create_task(anext(order.watch(steps=True)))
+    result = asyncio.create_task(order.result())
+    await server.workflows.until_watched(1)
+
+    server.workflows.watchers[-1].put_nowait(wf.WatchInstancesResponse(changes=[first]))
+    assert await result == Result(7)  # needs no steps
+    assert not told.done()
+    server.workflows.watchers[-1].put_nowait(wf.WatchInstancesResponse(draining=True))
+    await server.workflows.until_watched(2)
+    assert server.workflows.watches[-1].add[0].known_revision == 0  # what is not whole has to come again
+
+    server.workflows.watchers[-1].put_nowait(wf.WatchInstancesResponse(changes=[first, last]))
+    change = await told
+    assert [entry.name for entry in change.steps] == ["a", "b"]
+    assert change.instance.output == Result(7)  # of the first piece: the others come without
+
+
+async def test_steps_that_are_sent_again_to_somebody_else_are_told_once(server: FakeServer, client: Client) -> None:
+    order = await client.workflow(Order).create(id="x")
+    step = wf.Step(name="a", status=wf.STEP_STATUS_COMPLETED, attempts=1)
+    changes = order.watch(steps=True)
+    first = asyncio.create_task(anext(changes))
+    await server.workflows.until_watched(1)
+
+    server.workflows.change(instance("x", wf.INSTANCE_STATUS_RUNNING, revision=4), steps=(step,))
+    assert [entry.name for entry in (await first).steps] == ["a"]
+    server.workflows.change(instance("x", wf.INSTANCE_STATUS_RUNNING, revision=4), steps=(step,))
+    server.workflows.change(complete("x", revision=5), steps=(step,))
+
+    assert [(change.instance.status, change.steps) async for change in changes] == [(Status.COMPLETE, ())]
 
 
 async def test_an_instance_that_cannot_be_followed_fails_its_waiters(server: FakeServer, client: Client) -> None:

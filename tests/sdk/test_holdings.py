@@ -90,6 +90,27 @@ async def test_credit_is_exact(worker: Worker) -> None:
     assert await worker.ack(2, released=True) == ["credit:1"]
 
 
+async def test_an_arrival_is_said_with_the_first_result_or_a_moment_later(
+    worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    timers: list[tuple[float, Any]] = []
+    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *timer: timers.append(timer))
+    wakes: list[bool] = []
+    worker.welcome()
+    worker.holdings.wake = lambda: wakes.append(True)
+
+    assert await worker.task("stuck", task_id=1) == ["task_ack"]
+    assert await worker.task("stuck", task_id=2) == ["task_ack"]
+    assert (wakes, [delay for delay, _ in timers]) == ([], [0.02])  # one for both
+
+    timers[0][1]()
+    assert wakes == [True]  # nothing came in time
+    assert await worker.task("nap", task_id=3) == ["task_ack", "wait:sleep", "suspend"]
+    assert (len(wakes), len(timers)) == (3, 2)  # the two other frames sent it along
+    monkeypatch.undo()
+    await worker.holdings.close()
+
+
 async def test_the_server_bounds_the_credit(worker: Worker) -> None:
     assert worker.welcome(max_credit=1) == ["credit:1"]
 
@@ -139,6 +160,20 @@ async def test_a_reconnect_sends_again_what_was_not_acknowledged(worker: Worker)
     assert worker.held() == [(1, 1)]
 
     assert worker.welcome((1, 1)) == ["suspend", "credit:1"]
+
+
+async def test_what_the_server_repeats_after_a_reconnect_is_heard_once(worker: Worker) -> None:
+    everything = pb.Resolved(steps=[slept("sleep")])
+    worker.welcome()
+    await worker.task()
+    worker.holdings.disconnected()
+    assert worker.welcome((1, 1)) == ["wait:sleep", "suspend", "credit:1"]
+
+    assert await worker.receive(resolved=everything) == []  # the server has not heard of the Suspend yet
+    assert await worker.ack(1) == []
+    assert await worker.ack(2, released=False) == ["begin_steps +work"]
+    assert await worker.receive(resolved=everything) == []
+    assert await worker.ack(3) == ["step_done:work", "finish"]
 
 
 async def test_what_happens_without_a_stream_is_said_on_the_next_one(worker: Worker) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -109,6 +110,14 @@ async def test_executions_that_were_lost_count_and_the_ceiling_is_strict(stage: 
     await stage.ack(run, 1)
     assert stage.take()[0].finish.failure.message == "STEP_MAX_ATTEMPTS_EXCEEDED"
     assert body.calls == 0
+
+
+async def test_a_lower_maximum_in_the_code_does_not_end_a_step_that_the_server_wants_executed(stage: Stage) -> None:
+    body = Flaky(0)
+
+    await stage.begin(flaky_order(body, retries=Retry(limit=0)), pending("a", attempts=1))
+
+    assert (stage.take()[0].step_done.attempt, body.calls) == (2, 1)
 
 
 async def test_an_interruption_is_charged_to_the_first_bodies_only(stage: Stage) -> None:
@@ -278,3 +287,53 @@ async def test_a_step_timeout_is_an_error_to_catch(stage: Stage) -> None:
 
     assert stage.take()[0].finish.output.json == '"caught"'
     assert run.phase is Phase.FINISHING
+
+
+class Odd(BaseException):
+    """What no `except Exception` catches."""
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), Odd("odd"), Speechless()], ids=["exit", "odd", "speechless"])
+@pytest.mark.parametrize("on_the_loop", [True, False], ids=["loop", "thread"])
+async def test_a_body_may_raise_whatever_it_likes(stage: Stage, on_the_loop: bool, error: BaseException) -> None:
+    def body() -> None:
+        raise error
+
+    async def async_body() -> None:
+        raise error
+
+    run = await stage.begin(flaky_order(async_body if on_the_loop else body))
+    assert stage.take()[0].step_failed.failure.name == type(error).__name__
+
+    await stage.ack(run, 1)
+    assert stage.take()[0].finish.failure.name == type(error).__name__
+
+
+async def test_a_test_of_the_author_that_wants_to_end_the_worker_counts_as_no(stage: Stage) -> None:
+    def leave(error: Exception) -> bool:
+        raise SystemExit
+
+    await stage.begin(flaky_order(Flaky(1), retries=Retry(is_retryable=leave)))
+
+    assert stage.take()[0].step_failed.failure.non_retryable
+
+
+async def test_a_result_whose_own_code_fails_is_one_that_cannot_be_stored(stage: Stage) -> None:
+    @dataclass
+    class Broken:
+        value: int = 1
+
+        def __getattribute__(self, name: str) -> Any:
+            if name == "value":
+                raise LookupError("gone")
+            return super().__getattribute__(name)
+
+    await stage.begin(flaky_order(Broken))
+
+    failure = stage.take()[0].step_failed.failure
+    assert failure.name == "StepResultInvalid" and "gone" in failure.message

@@ -46,6 +46,7 @@ def test_a_dict_has_the_same_keys() -> None:
         {"max_attempts": 1_000_001},
         {"delay": "soon"},
         {"backoff": "random"},
+        {"delay": "1 minute", "max_delay": "59 seconds"},
     ],
 )
 def test_what_cannot_be_is_refused_where_it_is_written(wrong: dict[str, Any]) -> None:

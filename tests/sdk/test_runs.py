@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import gc
+import weakref
 from typing import Any
 
 import pytest
 
 from stepwell import (
     DuplicateStepKey,
+    InvalidStepName,
     MaxStepsExceeded,
     NonRetryableError,
     Retry,
@@ -295,6 +298,51 @@ async def test_a_function_that_raises_ends_at_once_and_cancels_what_executes(sta
     (finish,) = stage.take()
     assert (finish.finish.failure.name, finish.finish.failure.message) == ("LookupError", "gone False")
     assert cancelled == ["forever"]
+
+
+class Odd(BaseException):
+    """What no `except Exception` catches."""
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+@pytest.mark.parametrize("error", [SystemExit(1), Odd("odd"), Speechless(), asyncio.CancelledError()])
+async def test_a_function_may_raise_whatever_it_likes(stage: Stage, error: BaseException) -> None:
+    async def order(event: Any, step: Any) -> None:
+        raise error
+
+    await stage.begin(order)
+
+    assert stage.take()[0].finish.failure.name == type(error).__name__
+
+
+@pytest.mark.parametrize("name", ["", "x" * 257, "a\0b", "\ud800", 5])
+async def test_a_name_that_the_wire_cannot_carry_is_refused_where_it_is_used(stage: Stage, name: Any) -> None:
+    async def order(event: Any, step: Any) -> None:
+        with pytest.raises(InvalidStepName):
+            await step.do(name, lambda: 1)
+
+    await stage.begin(order)
+
+    assert stage.kinds() == ["finish"]
+
+
+async def test_a_run_that_is_over_does_not_wait_for_the_garbage_collector(stage: Stage) -> None:
+    gc.disable()
+    try:
+        run = await stage.begin(three_steps)
+        await stage.ack(run, 1)
+        await stage.ack(run, 2)
+        await stage.ack(run, 3, 4, released=True)
+        over = weakref.ref(run)
+        stage.let_go_runs.clear()
+        del run
+        assert over() is None
+    finally:
+        gc.enable()
 
 
 async def test_a_body_that_nobody_awaits_is_saved_before_the_end(stage: Stage) -> None:

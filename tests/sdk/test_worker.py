@@ -12,6 +12,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from stepwell import App, CallFailed, Client, Worker, WorkflowEntrypoint, workflow
 from stepwell.connection import in_messages
+from stepwell.holdings import Capacity
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from tests.sdk.fake_server import FakeServer
@@ -70,6 +71,26 @@ async def test_it_grants_credit_executes_and_says_goodbye(server: FakeServer, cl
 
     frames = [in_a_word(frame) for frame in stream.frames if frame.task_id]
     assert frames == ["task_ack", "step_done:first +second", "step_done:second", "finish"]
+
+
+async def test_a_worker_takes_500_tasks_unless_it_is_told_otherwise(
+    server: FakeServer, client: Client, app: App
+) -> None:
+    async with Worker(client, app):
+        stream = await server.workers.streams.get()
+        assert (await stream.until("credit")).credit.tasks == 500
+    assert Capacity().max_tasks == 500
+
+
+async def test_an_arrival_that_nothing_follows_is_said_all_the_same(server: FakeServer, client: Client) -> None:
+    @workflow("stuck")
+    async def stuck(event: Any, step: Any) -> None:
+        await step.do("work", asyncio.Event().wait)
+
+    async with Worker(client, workflows=[stuck], grace=0):
+        stream = await server.workers.streams.get()
+        stream.give("stuck")
+        await stream.until("task_ack")
 
 
 async def test_async_bodies_run_on_the_loop_and_others_in_threads(server: FakeServer, client: Client, app: App) -> None:

@@ -199,7 +199,7 @@ func (Stop) EnumDescriptor() ([]byte, []int) {
 // ConnectRequest carries all frames that the worker had ready: one message costs the same whatever its size.
 type ConnectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Frames, applied in order.
+	// Frames. Those about one task are applied in order.
 	Frames        []*WorkerFrame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1609,7 +1609,8 @@ type ServerFrame_Heartbeat struct {
 
 type ServerFrame_Refused struct {
 	// The numbered frame was refused and changed nothing; its number is used up, and the frames after it count as if
-	// it had not been sent. The task is still held. For a frame without a number: Credit, answered with number 0.
+	// it had not been sent. The task is still held. A number that leaves a gap is refused and not used up. For a frame without a number:
+	// Credit, answered with number 0.
 	Refused *ItemError `protobuf:"bytes,19,opt,name=refused,proto3,oneof"`
 }
 
@@ -3539,12 +3540,12 @@ func (x *Stale) GetReason() ErrorReason {
 	return ErrorReason_ERROR_REASON_UNSPECIFIED
 }
 
-// Resolved says that waits of a run that the worker holds are over.
+// Resolved says that waits of a run that the worker holds are over. Where the steps do not fit into one message, several come.
 type Resolved struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The steps that changed.
 	Steps []*StepState `protobuf:"bytes,1,rep,name=steps,proto3" json:"steps,omitempty"`
-	// Revision of the run after it.
+	// Revision of the run after it. 0: more of the same follows.
 	Revision      int64 `protobuf:"varint,2,opt,name=revision,proto3" json:"revision,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -65,8 +65,8 @@ type WorkerServiceClient interface {
 	// RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
 	// Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
 	RenewTasks(ctx context.Context, in *RenewTasksRequest, opts ...grpc.CallOption) (*RenewTasksResponse, error)
-	// CommitTask applies frames about one task, in one transaction, and answers with the frames that a stream would have
-	// got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_FIELD. Idempotent.
+	// CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would
+	// have got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_SESSION_ID, INVALID_FIELD. Idempotent.
 	CommitTask(ctx context.Context, in *CommitTaskRequest, opts ...grpc.CallOption) (*CommitTaskResponse, error)
 	// ListWorkers shows who is connected, to any replica, and what they run. Errors: NAMESPACE_NOT_FOUND,
 	// PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
@@ -180,8 +180,8 @@ type WorkerServiceServer interface {
 	// RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
 	// Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
 	RenewTasks(context.Context, *RenewTasksRequest) (*RenewTasksResponse, error)
-	// CommitTask applies frames about one task, in one transaction, and answers with the frames that a stream would have
-	// got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_FIELD. Idempotent.
+	// CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would
+	// have got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_SESSION_ID, INVALID_FIELD. Idempotent.
 	CommitTask(context.Context, *CommitTaskRequest) (*CommitTaskResponse, error)
 	// ListWorkers shows who is connected, to any replica, and what they run. Errors: NAMESPACE_NOT_FOUND,
 	// PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.

@@ -518,7 +518,7 @@ type CreateInstanceRequest struct {
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// How long to wait for the run to end before answering. Default 0: answer when it is stored. At most 60 seconds.
 	Wait *durationpb.Duration `protobuf:"bytes,6,opt,name=wait,proto3" json:"wait,omitempty"`
-	// Makes the call safe to repeat for 24 hours: the same id with the same body gives the same answer, with another
+	// Makes the call safe to repeat, for at least 24 hours: the same id with the same body gives the same answer, with another
 	// body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters. Optional.
 	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2901,7 +2901,7 @@ type Instance struct {
 	StartedAt *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=started_at,json=startedAt,proto3" json:"started_at,omitempty"`
 	// When the current run ended. Unset: not yet.
 	EndedAt *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
-	// When it goes on by itself; set if status is WAITING and not only an event can wake it.
+	// When it goes on by itself, at the latest: the end of a sleep, a retry, or the last instant for an event. Set if status is WAITING.
 	WakeAt *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=wake_at,json=wakeAt,proto3" json:"wake_at,omitempty"`
 	// Grows with every change of the instance or its steps. For WatchInstances.
 	Revision      int64 `protobuf:"varint,15,opt,name=revision,proto3" json:"revision,omitempty"`

@@ -45,14 +45,15 @@ const (
 // instance is one execution of it; a run is an instance's n-th start, counted from 0, each restart being a new one. A step is a
 // cached operation or wait, known by its name; an event is data sent to an instance, consumed by a step that waits for it.
 //
-// An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService).
+// An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService). Every call can be
+// refused with NAMESPACE_NOT_FOUND, and every call about instances with WORKFLOW_NOT_FOUND if no worker ever registered that name.
 type WorkflowServiceClient interface {
 	// ListWorkflows pages through the names that workers have registered, by name. Errors: NAMESPACE_NOT_FOUND,
 	// PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
 	ListWorkflows(ctx context.Context, in *ListWorkflowsRequest, opts ...grpc.CallOption) (*ListWorkflowsResponse, error)
 	// CreateInstance stores a new instance, queued to run at once, and answers when it is stored; with "wait", when its run has
-	// ended or the wait has passed. Errors: WORKFLOW_NOT_FOUND, INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID,
-	// PAYLOAD_TOO_LARGE, PAYLOAD_NOT_JSON. Idempotent with request_id.
+	// ended or the wait has passed. Errors: INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID, PAYLOAD_TOO_LARGE,
+	// PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON, DURATION_OUT_OF_RANGE, IDEMPOTENCY_KEY_REUSED. Idempotent with request_id.
 	CreateInstance(ctx context.Context, in *CreateInstanceRequest, opts ...grpc.CallOption) (*CreateInstanceResponse, error)
 	// CreateInstances stores many instances, each decided and answered by itself, in order. For all or nothing use
 	// TransactionService. Errors of the whole call: BATCH_TOO_LARGE. Idempotent with request_id per item.
@@ -253,14 +254,15 @@ type WorkflowService_WatchInstancesClient = grpc.BidiStreamingClient[WatchInstan
 // instance is one execution of it; a run is an instance's n-th start, counted from 0, each restart being a new one. A step is a
 // cached operation or wait, known by its name; an event is data sent to an instance, consumed by a step that waits for it.
 //
-// An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService).
+// An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService). Every call can be
+// refused with NAMESPACE_NOT_FOUND, and every call about instances with WORKFLOW_NOT_FOUND if no worker ever registered that name.
 type WorkflowServiceServer interface {
 	// ListWorkflows pages through the names that workers have registered, by name. Errors: NAMESPACE_NOT_FOUND,
 	// PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
 	ListWorkflows(context.Context, *ListWorkflowsRequest) (*ListWorkflowsResponse, error)
 	// CreateInstance stores a new instance, queued to run at once, and answers when it is stored; with "wait", when its run has
-	// ended or the wait has passed. Errors: WORKFLOW_NOT_FOUND, INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID,
-	// PAYLOAD_TOO_LARGE, PAYLOAD_NOT_JSON. Idempotent with request_id.
+	// ended or the wait has passed. Errors: INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID, PAYLOAD_TOO_LARGE,
+	// PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON, DURATION_OUT_OF_RANGE, IDEMPOTENCY_KEY_REUSED. Idempotent with request_id.
 	CreateInstance(context.Context, *CreateInstanceRequest) (*CreateInstanceResponse, error)
 	// CreateInstances stores many instances, each decided and answered by itself, in order. For all or nothing use
 	// TransactionService. Errors of the whole call: BATCH_TOO_LARGE. Idempotent with request_id per item.

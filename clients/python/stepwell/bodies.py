@@ -15,12 +15,30 @@ from stepwell.errors import StepTimeoutError
 from stepwell.threads import Pool
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Outcome:
-    """How an execution ended: with a value, or with an error."""
+    """How a function of the user's ended: with a value, or with an error."""
 
     value: Any = None
     error: BaseException | None = None
+
+
+async def outcome_of(function: Callable[[], Awaitable[Any]]) -> Outcome:
+    """Await a user's function, whatever it raises: a SystemExit of its task would end the worker.
+
+    What is left through is not the function's own: a cancellation, and Ctrl-C.
+    """
+    try:
+        return Outcome(await function())
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        return Outcome(error=error)
+
+
+def ended_with(task: asyncio.Task[Outcome]) -> Outcome:
+    """The outcome of a task that is done. A function that raised CancelledError by itself has failed like any other."""
+    return Outcome(error=asyncio.CancelledError()) if task.cancelled() else task.result()
 
 
 Body: TypeAlias = Callable[[], Any]
@@ -31,6 +49,9 @@ def is_async(function: Callable[..., Any]) -> bool:
     """Whether calling the function gives something to await, as far as one can tell without calling it."""
     while isinstance(function, partial):
         function = function.func
+    code = getattr(function, "__code__", None)
+    if code is not None:  # of a function or a method; inspect takes long to find the same
+        return bool(code.co_flags & inspect.CO_COROUTINE)
     return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
@@ -53,7 +74,8 @@ class Execution:
 
     def limit(self, clock: Clock, seconds: float) -> None:
         """Fail the execution when it takes longer. A thread cannot be stopped: its late result is dropped."""
-        self._timer = clock.call_later(seconds, self._expire)
+        if self._timer is None:
+            self._timer = clock.call_later(seconds, self._expire)
 
     def abandon(self) -> None:
         """Stop the body if it can be stopped, and never report."""
@@ -64,12 +86,8 @@ class Execution:
             self._task.cancel()
 
     def _await(self, body: Callable[[], Awaitable[Any]], context: Context) -> None:
-        self._task = asyncio.get_running_loop().create_task(_awaited(body), context=context)
-        self._task.add_done_callback(self._awaited)
-
-    def _awaited(self, task: asyncio.Task[Outcome]) -> None:
-        # A body that raised CancelledError by itself has failed like any other.
-        self._report(Outcome(error=asyncio.CancelledError()) if task.cancelled() else task.result())
+        self._task = asyncio.get_running_loop().create_task(outcome_of(body), context=context)
+        self._task.add_done_callback(lambda task: self._report(ended_with(task)))
 
     def _call(self, body: Body, context: Context) -> Outcome:
         """In a thread: call the body, unless it was abandoned before a thread was free."""
@@ -99,10 +117,3 @@ class Execution:
             self._timer.cancel()
         if ended is not None:
             ended(outcome)
-
-
-async def _awaited(body: Callable[[], Awaitable[Any]]) -> Outcome:
-    try:
-        return Outcome(await body())
-    except Exception as error:
-        return Outcome(error=error)

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from contextvars import Context
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 
 from stepwell.bodies import Body, Execution, Outcome
 from stepwell.clocks import Clock
@@ -54,7 +55,7 @@ class StepCall:
     def execute(self, ended: Callable[[StepCall, Outcome], None], pool: Pool) -> None:
         """Begin the body. How it ends is told to `ended`, unless it is abandoned."""
         assert self.body is not None and self.context is not None
-        self.execution = Execution(lambda outcome: ended(self, outcome))
+        self.execution = Execution(partial(ended, self))
         # A copy each time: a thread that timed out may still be inside the one before.
         self.execution.start(self.body, self.context.copy(), pool)
 
@@ -82,17 +83,27 @@ class StepCall:
             return True
         try:
             return bool(test(error))
-        except Exception:
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a SystemExit would end the worker
             return False
 
-    def opens(self, *, begun: bool = False) -> pb.OpenStep:
-        """The announcement that the body begins, or that it began before a frame could name it."""
-        return pb.OpenStep(name=self.name, attempt=self.attempt, policy=self.policy, begun=begun)
+    def announce(self, frame: pb.WorkerFrame, *, begun: bool = False) -> None:
+        """Say in a frame that the body begins with its Ack, or that it began before a frame could name it."""
+        opens = frame.opens.add(name=self.name, attempt=self.attempt, begun=begun)
+        if self.policy is not None:
+            opens.policy.CopyFrom(self.policy)
 
     def succeeded(self, result: Payload | None) -> pb.WorkerFrame:
         """The report of what the body returned."""
-        done = pb.StepDone(name=self.name, attempt=self.attempt, result=result, policy=self.policy)
-        return pb.WorkerFrame(step_done=done)
+        frame = pb.WorkerFrame()
+        done = frame.step_done  # filled in place: a message that is given to another one is copied
+        done.name, done.attempt = self.name, self.attempt
+        if result is not None:
+            done.result.CopyFrom(result)
+        if self.policy is not None:
+            done.policy.CopyFrom(self.policy)
+        return frame
 
     def failed(self, error: BaseException) -> pb.WorkerFrame:
         """The report of what the body raised."""

@@ -37,6 +37,7 @@ from grpc import aio
 from stepwell.v1 import common_pb2, errors_pb2
 
 _DETAILS_KEY = "grpc-status-details-bin"
+_NAME_CHARACTERS = 256
 _MESSAGE_CHARACTERS = 4 * 1024
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -190,11 +191,11 @@ def reason_name(reason: int) -> str:
 
 def to_failure(error: BaseException, *, non_retryable: bool = False) -> common_pb2.Failure:
     """What is stored of an exception: its class's name, or its own one, and what it says."""
-    name = getattr(error, "name", None) if isinstance(error, NonRetryableError | StepFailed) else None
+    name = getattr(error, "name", "") if isinstance(error, NonRetryableError | StepFailed) else ""
     ends = non_retryable or isinstance(error, NonRetryableError | StepMaxAttemptsExceeded | StepResultInvalid)
     return common_pb2.Failure(
-        name=(name or type(error).__name__)[:256],
-        message=_clean(str(error))[:_MESSAGE_CHARACTERS],
+        name=text_of(name or type(error).__name__)[:_NAME_CHARACTERS],
+        message=text_of(error)[:_MESSAGE_CHARACTERS],
         non_retryable=ends,
     )
 
@@ -202,12 +203,18 @@ def to_failure(error: BaseException, *, non_retryable: bool = False) -> common_p
 def from_failure(failure: common_pb2.Failure) -> StepFailed:
     """The exception that a stored failure of a step is raised as; see the module's docstring."""
     name = failure.name or "UNKNOWN_ERROR"
-    cls = _STORED.get(name) or _stand_in(name)
+    try:
+        return _made(_STORED.get(name) or _stand_in(name), name, failure.message)
+    except Exception:  # a class of the user's that must be made in a way of its own
+        return _made(StepFailed, name, failure.message)
+
+
+def _made(cls: type[StepFailed], name: str, message: str) -> StepFailed:
+    """An exception past its constructor: that of a user's class may want arguments that nobody stored."""
     error = cls.__new__(cls)
-    # Past the constructors: that of the user's class may want arguments that nobody stored.
-    error.args = (failure.message,)
+    error.args = (message,)
     error.name = name
-    error.message = failure.message
+    error.message = message
     return error
 
 
@@ -221,14 +228,20 @@ def _stand_in(name: str) -> type[StepFailed]:
     if issubclass(original, StepFailed):
         return original
     try:
-        members: dict[str, Any] = {
-            "__module__": __name__,
-            "__str__": Exception.__str__,
-            "__init__": StepFailed.__init__,
-        }
-        return type(name, (StepFailed, original), members)
-    except TypeError:  # two classes with a memory layout of their own cannot be one
+        return type(name, (StepFailed, original), dict(_STAND_IN))
+    except Exception:  # two classes with a memory layout of their own, or one that refuses to be a base
         return StepFailed
+
+
+# What the user's class may have made its own: a property `message`, a frozen dataclass.
+_STAND_IN: Mapping[str, Any] = {
+    "__module__": __name__,
+    "__init__": StepFailed.__init__,
+    "__str__": Exception.__str__,
+    "__setattr__": Exception.__setattr__,
+    "name": "",
+    "message": "",
+}
 
 
 def _subclasses(cls: type[Exception]) -> Iterator[type[Exception]]:
@@ -237,6 +250,10 @@ def _subclasses(cls: type[Exception]) -> Iterator[type[Exception]]:
         yield from _subclasses(child)
 
 
-def _clean(text: str) -> str:
-    """Text that the wire accepts: no lone surrogates, no NUL."""
+def text_of(value: object) -> str:
+    """What a user's object says, as text that the wire accepts: no lone surrogates, no NUL."""
+    try:
+        text = str(value)
+    except Exception:  # its __str__ has a bug of its own, which must not hide what happened
+        return f"<{type(value).__name__} that cannot say what it is about>"
     return text.replace("\0", "").encode("utf-8", "replace").decode()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from stepwell import payloads
+from stepwell.bodies import Ended, Outcome, ended_with, outcome_of
 from stepwell.durations import to_datetime
 from stepwell.errors import PayloadInvalid, to_failure
 from stepwell.steps import WorkflowStep
@@ -22,30 +22,26 @@ if TYPE_CHECKING:
 class WorkflowFunction:
     """One execution of a workflow's program."""
 
-    __slots__ = ("_client", "_ended", "definition", "key", "task")
+    __slots__ = ("_client", "definition", "key", "task")
 
-    def __init__(
-        self,
-        definition: WorkflowDefinition[Any, Any],
-        client: Client | None,
-        key: str,
-        ended: Callable[[asyncio.Task[Any]], None],
-    ) -> None:
+    def __init__(self, definition: WorkflowDefinition[Any, Any], client: Client | None, key: str) -> None:
         self.definition = definition
         self.key = key
-        self.task: asyncio.Task[Any] | None = None
+        self.task: asyncio.Task[Outcome] | None = None
         self._client = client
-        self._ended = ended
 
     @property
     def about(self) -> dict[str, str]:
         """What log lines about the run say."""
         return {"workflow": self.definition.name, "instance_id": self.key}
 
-    def begin(self, task: pb.WorkflowInput, step: WorkflowStep) -> None:
-        """Call the function; `ended` is told when it has ended, in whatever way."""
-        self.task = asyncio.get_running_loop().create_task(self._execute(task, step))
-        self.task.add_done_callback(self._ended)
+    def begin(self, task: pb.WorkflowInput, step: WorkflowStep, ended: Ended) -> None:
+        """Call the function; `ended` is told when it has ended, in whatever way.
+
+        It is not kept: a run that is over goes at once, and does not wait for the garbage collector.
+        """
+        self.task = asyncio.get_running_loop().create_task(outcome_of(lambda: self._execute(task, step)))
+        self.task.add_done_callback(lambda task: ended(ended_with(task)))
 
     def cancel(self) -> None:
         """Stop the function wherever it waits."""
@@ -60,12 +56,11 @@ class WorkflowFunction:
         return await self.definition.program(self._client)(event, step)
 
 
-def finish_of(task: asyncio.Task[Any], limits: Limits) -> pb.Finish:
+def finish_of(outcome: Outcome, limits: Limits) -> pb.Finish:
     """How a function ended, for the wire. An output that cannot be stored is a failure."""
-    error = asyncio.CancelledError() if task.cancelled() else task.exception()
-    if error is not None:
-        return pb.Finish(failure=to_failure(error))
+    if outcome.error is not None:
+        return pb.Finish(failure=to_failure(outcome.error))
     try:
-        return pb.Finish(output=payloads.to_payload(task.result(), limits))
+        return pb.Finish(output=payloads.to_payload(outcome.value, limits))
     except PayloadInvalid as invalid:
         return pb.Finish(failure=Failure(name=invalid.reason, message=f"the workflow's output: {invalid}"))

@@ -35,7 +35,7 @@ _ACK_SECONDS = 0.02  # of real time whatever the clock: how long an acknowledgem
 class Capacity:
     """How much a worker takes: tasks at a time, and suspended runs to remember."""
 
-    max_tasks: int = 100
+    max_tasks: int = 500
     cache: int = 1000
 
 
@@ -92,6 +92,7 @@ class Holdings:
         self._functions: set[asyncio.Task[Any]] = set()
         self._outbox: list[pb.WorkerFrame] = []
         self._owed = 0
+        self._is_ack_due = False
         self._beats = _Beats()
         self._is_connected = False
 
@@ -237,7 +238,13 @@ class Holdings:
         """Say that the task has arrived: with its first result if that comes soon, which saves the server a commit."""
         if self._is_connected:
             self._outbox.append(pb.WorkerFrame(task_id=held.task_id, fence=held.fence, task_ack=pb.TaskAck()))
-            asyncio.get_running_loop().call_later(_ACK_SECONDS, self.wake)
+            if not self._is_ack_due:
+                self._is_ack_due = True
+                asyncio.get_running_loop().call_later(_ACK_SECONDS, self._send_acks)
+
+    def _send_acks(self) -> None:
+        self._is_ack_due = False
+        self.wake()
 
     def _more_state(self, held: _Held, state: pb.TaskState) -> None:
         if held.run is not None:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
+from grpc import StatusCode
+
 from stepwell.batching import in_batches
 from stepwell.durations import DurationLike, InstantLike, to_duration, to_seconds, to_timestamp
-from stepwell.errors import WorkflowFailed, WorkflowTerminated, refusal_of
+from stepwell.errors import CallFailed, WorkflowFailed, WorkflowTerminated, refusal_of
 from stepwell.payloads import from_payload, to_payload
 from stepwell.statuses import (
     HistoryEntry,
@@ -62,7 +64,10 @@ class Workflow(Generic[P, R]):
         labels: Mapping[str, str] | None = None,
         wait: DurationLike | None = None,
     ) -> Instance[R]:
-        """Start an instance; answers when it is stored or, with `wait`, when it has ended or the wait is over."""
+        """Start an instance; answers when it is stored or, with `wait`, when it has ended or the wait is over.
+
+        The instance keeps what the wait brought: `result()` asks the server only if it had not ended by then.
+        """
         if wait is not None:
             return await self._create_and_wait(NewInstance(id=id, params=params, labels=labels), wait)
         result = await self.client.create_coalesced(self._item(NewInstance(id=id, params=params, labels=labels)))
@@ -137,9 +142,14 @@ class Workflow(Generic[P, R]):
         )
         deadline = self.client.timeout + to_seconds(wait)
         answer = await self.client.call(self.client.stub.CreateInstance(request, timeout=deadline))
-        return self._instance(answer.instance.instance_id)
+        ended = answer.instance if status_of(answer.instance).is_terminal else None
+        return Instance(self.client, self.name, answer.instance.instance_id, self.result_type, ended)
 
     def _item(self, new: NewInstance[P]) -> pb.CreateInstancesItem:
+        if new.id == "":  # which on the wire would mean that none was given
+            raise CallFailed(
+                StatusCode.INVALID_ARGUMENT, "an instance id is not empty; None is a random one", "INVALID_INSTANCE_ID"
+            )
         return pb.CreateInstancesItem(
             workflow=self.name,
             instance_id=new.id or "",
@@ -154,12 +164,13 @@ class Workflow(Generic[P, R]):
 
 @dataclass(frozen=True, slots=True)
 class Instance(Generic[R]):
-    """One execution of a workflow, on the server: a handle that holds nothing but its id."""
+    """One execution of a workflow, on the server: a handle that holds its id, and the end if `create` waited for it."""
 
     client: Client
     workflow: str
     id: str
     result_type: Any = None
+    _known_end: pb.Instance | None = field(default=None, repr=False, compare=False)
 
     async def status(self) -> InstanceStatus[R]:
         """The instance as it is now."""
@@ -171,7 +182,7 @@ class Instance(Generic[R]):
         WorkflowFailed if it errored, WorkflowTerminated if it was terminated, TimeoutError if it has not ended in time.
         """
         async with asyncio.timeout(None if timeout is None else to_seconds(timeout)):
-            instance = await self._ended()
+            instance = self._known_end or await self._ended()
         match status_of(instance):
             case Status.ERRORED:
                 error = error_info(instance.failure)
@@ -211,6 +222,7 @@ class Instance(Generic[R]):
 
     async def restart(self, from_step: str | None = None) -> None:
         """Begin a new run; with `from_step`, keep the results of the steps before that one."""
+        object.__setattr__(self, "_known_end", None)
         request = pb.RestartInstanceRequest(**self._named(), from_step=from_step or "")
         await self.client.call(self.client.stub.RestartInstance(request, timeout=self.client.timeout))
 

@@ -10,7 +10,7 @@ from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
-from stepwell.errors import PayloadInvalid
+from stepwell.errors import PayloadInvalid, text_of
 from stepwell.v1.common_pb2 import Payload
 from stepwell.v1.server_pb2 import Limits
 
@@ -34,8 +34,8 @@ def to_json(value: Any) -> str:
     """Strict JSON text: no NaN, no lone surrogates, nothing that would not come back as it went."""
     try:
         return _ENCODER.encode(value)
-    except (TypeError, ValueError, RecursionError) as error:
-        raise PayloadInvalid(f"not JSON: {error}") from error
+    except Exception as error:  # also of a serializer or a property of the user's
+        raise PayloadInvalid(f"not JSON: {text_of(error)}") from error
 
 
 def from_payload(payload: Payload, into: Any = None) -> Any:

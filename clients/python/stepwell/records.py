@@ -9,6 +9,13 @@ from stepwell.v1.common_pb2 import Failure, Payload
 
 _NAME_CHARACTERS = 256
 _FINISHED = (states.STEP_STATUS_COMPLETED, states.STEP_STATUS_ERRORED)
+# In what order a step goes through its states, for the same number of executions.
+_PROGRESS = {
+    states.STEP_STATUS_WAITING: 1,
+    states.STEP_STATUS_PENDING: 2,
+    states.STEP_STATUS_COMPLETED: 3,
+    states.STEP_STATUS_ERRORED: 3,
+}
 
 
 class StepRecords:
@@ -30,6 +37,18 @@ class StepRecords:
         """What is known of a step."""
         return self._states.get(name)
 
+    def is_news(self, state: pb.StepState) -> bool:
+        """Whether a state is newer than what is known. After a reconnect the server repeats all that may be lost."""
+        known = self._states.get(state.name)
+        return known is None or _progress(state) > _progress(known)
+
+    def contradicts(self, state: pb.StepState) -> bool:
+        """Whether the function has gone on with an end that the server did not take, as it came after the timeout."""
+        known = self._states.get(state.name)
+        if known is None or not is_finished(known) or state.attempts < known.attempts:
+            return False
+        return state.status != known.status
+
     def attempts(self, name: str) -> int:
         """How many executions of a step have begun."""
         known = self._states.get(name)
@@ -42,7 +61,7 @@ class StepRecords:
             if known.type != type:
                 raise StepTypeMismatch(f"the step {name!r} is a {_word(known.type)}, not a {_word(type)}")
             return known
-        if not isinstance(name, str) or not 1 <= len(name) <= _NAME_CHARACTERS or "\0" in name:
+        if not _is_name(name):
             raise InvalidStepName(f"a step name is text of 1 to {_NAME_CHARACTERS} characters: {name!r:.80}")
         if type != states.STEP_TYPE_SLEEP:
             if len(self._counted) >= max_steps and name not in self._counted:
@@ -83,6 +102,19 @@ def errored(name: str, attempts: int, failure: Failure) -> pb.StepState:
 def type_of(wait: pb.Wait) -> states.StepType.ValueType:
     """The type of step that a wait is."""
     return states.STEP_TYPE_WAIT_FOR_EVENT if wait.HasField("event") else states.STEP_TYPE_SLEEP
+
+
+def _progress(state: pb.StepState) -> tuple[int, int]:
+    return state.attempts, _PROGRESS.get(state.status, 0)
+
+
+def _is_name(name: object) -> bool:
+    if not isinstance(name, str) or not 1 <= len(name) <= _NAME_CHARACTERS or "\0" in name:
+        return False
+    try:
+        return bool(name.encode())
+    except UnicodeEncodeError:  # a lone surrogate, which the wire cannot carry
+        return False
 
 
 def _word(type: states.StepType.ValueType) -> str:

@@ -51,10 +51,11 @@ class Reports:
 
     def announce(self, executing: list[StepCall], begins: list[StepCall]) -> None:
         """Name bodies that execute already in the first frame, those that begin when all is durable in the last."""
-        if executing:
-            self._ready[0].frame.opens.extend(call.opens(begun=True) for call in executing)
+        for call in executing:
+            call.announce(self._ready[0].frame, begun=True)
+        for call in begins:
+            call.announce(self._ready[-1].frame)
         if begins:
-            self._ready[-1].frame.opens.extend(call.opens() for call in begins)
             self._ready[-1].begins = begins
 
     def send(self, now: float, send: Callable[[pb.WorkerFrame], None]) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
-from stepwell.durations import DurationLike, to_duration
+from stepwell.durations import DurationLike, to_duration, to_seconds
 from stepwell.v1 import common_pb2 as pb
 
 BackoffName: TypeAlias = Literal["constant", "linear", "exponential"]
@@ -44,6 +44,12 @@ class Retry:
         _check_count("max_attempts", self.max_attempts, 1)
         if self.backoff is not None and self.backoff not in _BACKOFFS:
             raise ValueError(f"backoff is one of {', '.join(_BACKOFFS)}: {self.backoff!r}")
+        if (
+            self.delay is not None
+            and self.max_delay is not None
+            and to_seconds(self.max_delay) < to_seconds(self.delay)
+        ):
+            raise ValueError(f"max_delay must not be shorter than delay: {self.max_delay!r}, {self.delay!r}")
         self.to_policy()  # so that a bad duration is refused where it is written
 
     def attempts(self) -> float | None:

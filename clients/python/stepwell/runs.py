@@ -58,7 +58,7 @@ class Run:
         self.phase = Phase.HELD
         self._host = host
         self._loop = asyncio.get_running_loop()
-        self._function = WorkflowFunction(definition, client, key, self._function_ended)
+        self._function = WorkflowFunction(definition, client, key)
         self._finish: pb.Finish | None = None
         self._records = StepRecords()
         self._reports = Reports()
@@ -66,9 +66,11 @@ class Run:
         self._busy = 0  # calls that do not wait for the server
         self._asked: list[StepCall] = []
         self._unannounced: list[StepCall] = []
+        self._begun: list[StepCall] = []  # without a limit of time yet
         self._interruptions = 0
         self._is_stopped = False
         self._expects_news = False
+        self._was_told = False  # of something new, since the last Suspend
         self._rests_at = 0
         self._is_resting = True
 
@@ -91,7 +93,7 @@ class Run:
             self._ask(call)
         if self._function.task is None:
             self.run_number = task.run_number
-            self._function.begin(task, WorkflowStep(self))
+            self._function.begin(task, WorkflowStep(self), self._function_ended)
         self._touch()
 
     def acked(self, number: int, ack: pb.Ack) -> None:
@@ -118,17 +120,14 @@ class Run:
             return
         self.revision = resolved.revision or self.revision
         self._expects_news = False
-        if any(self._contradicts(state) for state in resolved.steps):
+        if any(self._records.contradicts(state) for state in resolved.steps):
             self._host.start_over(self)
             return
         for state in resolved.steps:
-            self._apply(state)
+            if self._records.is_news(state):
+                self._apply(state)
+                self._was_told = True
         self._touch()
-
-    def _contradicts(self, state: pb.StepState) -> bool:
-        """Whether the function has gone on with a result that the server did not take, as it came after the timeout."""
-        known = self._records.get(state.name)
-        return known is not None and records.is_finished(known) and not records.is_finished(state)
 
     def refused(self, number: int, reason: str, message: str) -> None:
         """A frame was refused although the SDK had checked it: the run ends with that as its failure.
@@ -137,6 +136,10 @@ class Run:
         """
         report = self._reports.answered(number)
         if report is None or self.phase is Phase.DROPPED:
+            return
+        if report.frame.HasField("suspend") and self._was_told:
+            self.phase = Phase.HELD  # what it was to wait for had come already, and crossed the frame on its way
+            self._touch()
             return
         if report.frame.finish.HasField("failure"):
             self.drop()  # there is nothing left to say
@@ -260,8 +263,9 @@ class Run:
     def _ask(self, call: StepCall) -> None:
         """Let the body begin: at once if nothing has been said under this lease yet, else when it is announced."""
         call.attempt = self._records.attempts(call.name) + 1 + self._interruptions
-        most = call.max_attempts(self._host.terms)
-        if call.attempt > most:
+        if self._interruptions and call.attempt > (most := call.max_attempts(self._host.terms)):
+            # Of these executions the server does not know whose they were. All others it counts itself, by the
+            # policy that was stored with the step, whatever the code says by now.
             call.attempt = int(most)
             self._report_failure(call, StepMaxAttemptsExceeded())
         elif self._may_begin() and self._is_fresh():
@@ -290,7 +294,7 @@ class Run:
     def _begin(self, call: StepCall) -> None:
         self._move(call, CallState.EXECUTING)
         call.execute(self._body_ended, self._host.pool)
-        call.limit(self._host.terms, self._host.clock)
+        self._begun.append(call)
 
     def _body_ended(self, call: StepCall, outcome: Outcome) -> None:
         call.execution = None
@@ -321,6 +325,9 @@ class Run:
     def _judge(self, report: Report, ack: pb.Ack) -> None:
         """The server has decided on a failed execution: tried again later, or raised to the function."""
         told = report.frame.step_failed
+        known = self._records.get(told.name)
+        if known is not None and known.attempts >= told.attempt and known.status != states.STEP_STATUS_WAITING:
+            return  # Resolved was quicker: the retry is due by now, or there is none
         if ack.HasField("wake_at"):
             self._apply(records.unfinished(told.name, states.STEP_TYPE_DO, told.attempt))
         else:
@@ -336,10 +343,10 @@ class Run:
             call.abandon()
             self._close(call)
             _settle(call.future, state, error)
-        elif state.status == states.STEP_STATUS_WAITING:
+        elif state.attempts >= call.attempt:  # else it is older than the execution that is under way
             self._stop_body(call)
-        elif call.body is not None and call.state is CallState.WAITING:
-            self._ask(call)
+            if call.body is not None and state.status != states.STEP_STATUS_WAITING:
+                self._ask(call)
 
     def _stop_body(self, call: StepCall) -> None:
         call.abandon()
@@ -357,16 +364,12 @@ class Run:
 
     # The function.
 
-    def _function_ended(self, function: asyncio.Task[Any]) -> None:
-        finish = finish_of(function, self._host.terms.limits)
+    def _function_ended(self, outcome: Outcome) -> None:
         if self.phase is Phase.DROPPED or self._finish is not None:
             return
+        finish = finish_of(outcome, self._host.terms.limits)
         if finish.HasField("failure"):
-            _LOG.warning(
-                "workflow_failed",
-                extra=self._function.about,
-                exc_info=None if function.cancelled() else function.exception(),
-            )
+            _LOG.warning("workflow_failed", extra=self._function.about, exc_info=outcome.error)
             self._end(finish)
         else:
             self._finish = finish
@@ -402,9 +405,16 @@ class Run:
             self._host.turns.after(left, self._look)
             return
         self._is_resting = True
+        self._limit_bodies()
         if self.phase is Phase.HELD:
             self._flush()
         self._host.rested()
+
+    def _limit_bodies(self) -> None:
+        """Begin to count the time of bodies. Most have ended by the time the run rests, and need no timer."""
+        begun, self._begun = self._begun, []
+        for call in begun:
+            call.limit(self._host.terms, self._host.clock)
 
     def _flush(self) -> None:
         begins = self._take_asked()
@@ -441,12 +451,12 @@ class Run:
         return self._reports.all_acked and not self._reports.has_news and not self._expects_news
 
     def _suspend(self, *, cached: bool) -> None:
-        self._reports.add(pb.WorkerFrame(suspend=pb.Suspend(cached=cached)))
-        self.phase = Phase.SUSPENDING
+        self._reports.add(pb.WorkerFrame(suspend=pb.Suspend(cached=cached, known_revision=self.revision)))
+        self.phase, self._was_told = Phase.SUSPENDING, False
 
     def _follow_phase(self, report: Report, ack: pb.Ack) -> None:
         if report.frame.HasField("suspend"):
-            self._expects_news = not ack.released
+            self._expects_news = not ack.released and not self._was_told
             self.phase = Phase.RELEASED if ack.released else Phase.HELD
             if ack.released:
                 self._host.let_go(self)

@@ -65,6 +65,15 @@ class StepEngine(Protocol):
         """Wait, unless that is over already."""
 
 
+class StepDecorator(Protocol):
+    """Makes a step of a function, async or not: call it as before, and await what it returns."""
+
+    @overload
+    def __call__(self, function: Callable[Params, Awaitable[T]], /) -> Callable[Params, Coroutine[Any, Any, T]]: ...
+    @overload
+    def __call__(self, function: Callable[Params, T], /) -> Callable[Params, Coroutine[Any, Any, T]]: ...
+
+
 class WorkflowStep:
     """The steps of one run. A step is known by its name: what has been done under it is not done again."""
 
@@ -113,7 +122,7 @@ class WorkflowStep:
         retries: RetryLike | None = None,
         timeout: DurationLike | None = None,
         into: Any = None,
-    ) -> Callable[[Callable[Params, Any]], Callable[Params, Coroutine[Any, Any, Any]]]: ...
+    ) -> StepDecorator: ...
     def do(self, name: str, *args: Any, into: Any = None, **config: Any) -> Any:
         """Execute a function once and remember what it returned; or decorate a function to do so when it is called.
 
@@ -121,6 +130,8 @@ class WorkflowStep:
         worker's loop, any other in a thread. `into` is a type to build the result into; without it, the
         result is plain JSON, the first time as on every replay.
         """
+        if len(args) == 1 and not config and callable(args[0]):  # what nearly all steps are
+            return self._do(name, args[0], _NO_OPTIONS, into)
         functions = [arg for arg in args if callable(arg)]
         options = _options(*(arg for arg in args if arg is not None and not callable(arg)), config)
         if functions:

@@ -36,23 +36,37 @@ _FINAL_CODES = frozenset(
 class Follower:
     """Somebody who follows an instance: gets its newest state, leaving out those it was too slow for."""
 
-    __slots__ = ("_change", "_error", "_revision", "_steps", "_waiter", "wants_steps")
+    __slots__ = ("_change", "_error", "_is_partial", "_newest", "_seen", "_steps", "_waiter", "wants_steps")
 
     def __init__(self, *, wants_steps: bool) -> None:
         self.wants_steps = wants_steps
-        self._revision = -1
+        self._newest: pb.Instance | None = None
         self._change: pb.Instance | None = None
+        self._is_partial = False  # pieces of the newest state are still to come
         self._steps: dict[str, pb.Step] = {}
+        self._seen: dict[str, tuple[int, ...]] = {}
         self._error: CallFailed | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def tell(self, change: pb.InstanceChange) -> None:
-        """Hand over a newer state; one that is not newer is ignored."""
-        if change.instance.revision > self._revision:
-            self._revision = change.instance.revision
-            self._change = change.instance
-            self._steps.update((step.name, step) for step in change.steps)
+        """Hand over a newer state when all of its pieces are here; what was told before is ignored."""
+        known = -1 if self._newest is None else self._newest.revision
+        if change.instance.revision < known:
+            return
+        if change.instance.revision > known:
+            self._newest, self._is_partial = change.instance, True
+        if self.wants_steps:
+            self._steps.update((step.name, step) for step in change.steps if self._is_new(step))
+        if self._is_partial and not (self.wants_steps and change.more_steps):
+            self._change, self._is_partial = self._newest, False
             self._wake()
+
+    def _is_new(self, step: pb.Step) -> bool:
+        """Whether the step has changed. All of them are sent again when somebody else begins to follow."""
+        state = (step.status, step.attempts, step.updated_at.seconds, step.updated_at.nanos)
+        is_new = self._seen.get(step.name) != state
+        self._seen[step.name] = state
+        return is_new
 
     def fail(self, error: CallFailed) -> None:
         """There will be no more states."""
@@ -183,7 +197,7 @@ class Watches:
         for change in message.changes:
             if change.HasField("instance"):
                 key = (change.instance.workflow, change.instance.instance_id)
-                if key in self._followers:
+                if key in self._followers and not change.more_steps:
                     self._revisions[key] = change.instance.revision
                 for follower in self._followers.get(key, ()):
                     follower.tell(change)

@@ -40,7 +40,7 @@ class Worker:
         app: App | None = None,
         *,
         workflows: Sequence[AnyWorkflow] = (),
-        max_tasks: int = 100,
+        max_tasks: int = 500,
         threads: int = 32,
         cache: int = 1000,
         worker_id: str | None = None,

@@ -198,7 +198,7 @@ def policy_to_pb(policy: StepPolicy) -> workers_pb2.StepPolicy:
 def delivery_to_pb(delivery: Delivery) -> Iterator[workers_pb2.ServerFrame]:
     """A task and as much of its state as fits into one message, then the rest of it."""
     task, started = delivery.handed.task, delivery.handed.started
-    pages = list(_pages(delivery.steps))
+    pages = list(_pages(delivery.steps, 0 if started is None else started.params.size))
     known = delivery.handed.known_revision
     workflow = workers_pb2.WorkflowInput(
         run_number=task.run_number,
@@ -222,13 +222,13 @@ def delivery_to_pb(delivery: Delivery) -> Iterator[workers_pb2.ServerFrame]:
         yield workers_pb2.ServerFrame(task_id=task.id, fence=task.fence, task_state=state)
 
 
-def _pages(steps: Sequence[Step]) -> Iterator[list[workers_pb2.StepState]]:
-    """The steps, split so that each part fits into a message."""
+def _pages(steps: Sequence[Step], taken: int = 0) -> Iterator[list[workers_pb2.StepState]]:
+    """The steps, split so that each part fits into a message, the first one beside what is taken there already."""
     page: list[workers_pb2.StepState] = []
-    size = 0
+    size = taken
     for step in map(step_to_pb, steps):
         step_size = step.ByteSize()
-        if page and size + step_size > STATE_BYTES:
+        if (page or size) and size + step_size > STATE_BYTES:
             yield page
             page, size = [], 0
         page.append(step)
@@ -264,8 +264,10 @@ def news_to_pb(held: Held, news: RunNews) -> Iterator[workers_pb2.ServerFrame]:
     for name in news.timed_out:
         cancel = workers_pb2.Cancel(step=name, reason="the execution took too long")
         yield workers_pb2.ServerFrame(task_id=held.task_id, fence=held.fence, cancel=cancel)
-    if news.resolved:
-        resolved = workers_pb2.Resolved(steps=map(step_to_pb, news.resolved), revision=news.revision)
+    pages = list(_pages(news.resolved)) if news.resolved else []
+    for number, page in enumerate(pages, 1):
+        revision = news.revision if number == len(pages) else 0  # known only once all of it is there
+        resolved = workers_pb2.Resolved(steps=page, revision=revision)
         yield workers_pb2.ServerFrame(task_id=held.task_id, fence=held.fence, resolved=resolved)
     if news.stale is not None:
         stale = workers_pb2.Stale(reason=convert.reason_to_pb(news.stale))

@@ -6,6 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 
+import structlog
+
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer
 from stepwell_server.api import convert, frames, validate
@@ -17,6 +19,7 @@ from stepwell_server.domain.errors import (
     FrameRate,
     HelloRequired,
     HelloTimeout,
+    Internal,
     InvalidField,
     LeaseLost,
     SlowConsumer,
@@ -32,6 +35,8 @@ from stepwell_server.engine.connections import MOST_CREDIT, Beat, Connection, Dr
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.server import Server
 from stepwell_server.engine.workers import LONGEST_WAIT, PROTOCOL, Workers
+
+log = structlog.get_logger()
 
 HELLO_LIMIT = 10.0
 """Seconds for a worker to say hello."""
@@ -75,8 +80,9 @@ class WorkerServicer(WorkerServiceServicer):
         first, rest = await _hello(request_iterator)
         hello = frames.hello_from_pb(first)
         call.permit(hello.namespace)
+        reader = await self._reader(hello.namespace)
         connection, held = await self._workers.connect(hello)
-        stream = _Stream(context, connection, self._workers, await self._reader(hello.namespace), self._terms)
+        stream = _Stream(context, connection, self._workers, reader, self._terms)
         try:
             welcome = await self._welcome(hello.namespace, connection.owner.connection, held)
             await stream.serve(welcome, rest, request_iterator, call)
@@ -279,6 +285,10 @@ class _Stream:
         except StepwellError as error:
             self.connection.stop(error)
             return
+        except Exception:
+            log.exception("stream_reader_failed")
+            self.connection.stop(Internal("internal error; the server's log has it"))
+            return
         self.is_closed = True
         self.connection.ready.set()
 
@@ -331,8 +341,10 @@ class _Stream:
     async def _send_state(self, held: Held) -> None:
         try:
             self.connection.send(await self.workers.state(self.connection.owner.session_id, held))
-        except StepwellError as refusal:
-            self.connection.tell(held, RunNews(stale=refusal))
+        except LeaseLost as lost:
+            self.connection.tell(held, RunNews(stale=lost))
+        except StepwellError as error:
+            self.connection.stop(error)  # it comes back, and asks again
 
     async def _check(self, call: Call) -> None:
         """Ask again and again whether the caller may still be here."""
@@ -342,6 +354,9 @@ class _Stream:
                 await call.authorise()
             except StepwellError as refusal:
                 self.connection.stop(refusal)
+            except Exception:
+                log.exception("policy_failed")
+                self.connection.stop(Internal("internal error; the server's log has it"))
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, list[pb.WorkerFrame]]:

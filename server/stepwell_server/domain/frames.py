@@ -130,7 +130,9 @@ class Frame:
     def size(self) -> int:
         """About how many bytes it brings."""
         payload = getattr(self.body, "result", None) or getattr(self.body, "output", None)
-        return 200 if payload is None else 200 + payload.size
+        failure = getattr(self.body, "failure", None)
+        said = 0 if failure is None else len(failure.message) + len(failure.details)
+        return 200 + said + 400 * len(self.opens) + (0 if payload is None else payload.size)
 
     def check(self) -> None:
         """Refuse names and numbers that cannot be."""

@@ -104,6 +104,8 @@ class Run:
     asked_again: list[Step] = field(default_factory=list)
     """Waits that are over, and that the worker opened all the same because it does not know."""
     ending: Ending | None = None
+    has_parked: bool = False
+    """A frame of its worker has parked it, in this very transaction."""
 
     # ---- what the worker reports
 
@@ -165,7 +167,11 @@ class Run:
         reported = getattr(frame.body, "attempt", 0)
         still = [one for one in self.open_steps if one.name != frame.step_name or one.attempt > reported]
         begins = [one for one in frame.opens if one.begun or self.task.stop is Stop.NONE]
-        return still + [opened for one in begins if (opened := self._opened(one)) is not None]
+        opened = {one.name: one for begin in begins if (one := self._opened(begin)) is not None}
+        limit = self.rules.steps_per_run(self.task.handler.namespace)
+        if len(still) + len(opened) > limit:
+            raise MaxStepsExceeded(f"a run has at most {limit} steps", limit=limit)
+        return [one for one in still if one.name not in opened] + [*opened.values()]
 
     def _done(self, done: StepDone, before: Task, revision: int) -> None:
         step = self._attempted(done, before, revision)
@@ -250,6 +256,7 @@ class Run:
     def _park(self) -> None:
         """Nothing is executing any more, and the run is to pause: it is out of reach until it is resumed."""
         self.task = self.task.released(self.now, self.now, Reason.RESUME, PRIORITY[Reason.RESUME])
+        self.has_parked = True
 
     # ---- what happens by itself
 
@@ -454,7 +461,7 @@ def _retry_row(retry: RetryPolicy) -> tuple[int | str | None, ...]:
     return retry.max_attempts, retry.delay, retry.backoff, retry.max_delay
 
 
-@lru_cache(4096)  # several parts of one decision ask for the same
+@lru_cache(64)  # several parts of one decision ask for the same
 def load_open(text: str) -> tuple[OpenStep, ...]:
     """Open executions from the task's row."""
     if not text:

@@ -20,7 +20,6 @@ from typing import NamedTuple
 from stepwell_server.domain.leases import Held, Lease, LeaseTimes, Owner
 from stepwell_server.domain.times import Micros
 
-HIGHEST_PRIORITY = 0
 LOWEST_PRIORITY = 9
 BEGUN_PRIORITY = 3
 """What somebody has begun comes before what is new."""

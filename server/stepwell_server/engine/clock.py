@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 from stepwell_server.domain.clock import ClockReading
 from stepwell_server.domain.runs import load_open
+from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import Micros
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.spine import Spine
@@ -93,7 +96,8 @@ class Clock:
         loop = asyncio.get_running_loop()
         before, quiet_since = None, loop.time()
         while True:
-            view = await self.spine.db.run_tx(self._look, READ)
+            served = list(self.spine.dispatcher.served())
+            view = await self.spine.db.run_tx(partial(_look, served=served), READ)
             if not view.held and not self._claimable(view):
                 return view
             if before is None or view.revision != before.revision:
@@ -108,12 +112,12 @@ class Clock:
         """Whether something is due that a worker of this replica could take."""
         return view.next_due is not None and view.next_due <= view.at.now
 
-    def _look(self, tx: Tx) -> _View:
-        dialect.take_snapshot(tx)  # what is suspended between two statements would be seen by neither
-        served = self.spine.dispatcher.served()
-        wakes = handlers.next_wakes(tx, list(served)) if served else []
-        held = tasks.held(tx)
-        due = min((one.due_at for one in wakes if one.due_at is not None), default=None)
-        timers = [runs.next_timer(tx), *(one.ends_at for task in held for one in load_open(task.open_steps))]
-        timer = min((at for at in timers if at is not None), default=None)
-        return _View(tasks.stamp(tx), len(held), due, timer, sum(task.revision + task.fence for task in held))
+
+def _look(tx: Tx, served: Sequence[Handler]) -> _View:
+    dialect.take_snapshot(tx)  # what is suspended between two statements would be seen by neither
+    wakes = handlers.next_wakes(tx, served) if served else []
+    held = tasks.held(tx)
+    due = min((one.due_at for one in wakes if one.due_at is not None), default=None)
+    timers = [runs.next_timer(tx), *(one.ends_at for task in held for one in load_open(task.open_steps))]
+    timer = min((at for at in timers if at is not None), default=None)
+    return _View(tasks.stamp(tx), len(held), due, timer, sum(task.revision + task.fence for task in held))

@@ -100,6 +100,7 @@ class Committer:
                 lane.cancel()
             self._fail(list(self._inbox), ShuttingDown("the server is going away; repeat the call", retry_after=1.0))
             self._inbox.clear()
+            self._bytes = 0
 
     def _next_group(self) -> list[_Waiting]:
         """The oldest calls, up to the limits of a group; those about an entity on the slow lane stay behind."""

@@ -19,7 +19,7 @@ from stepwell_server.domain.errors import (
     ServerBusy,
     StepwellError,
 )
-from stepwell_server.domain.frames import Frame, FrameAnswer, RunNews
+from stepwell_server.domain.frames import Frame, RunNews
 from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.tasks import Verdict
 from stepwell_server.engine.committer import Committer
@@ -82,6 +82,7 @@ class Connection:
     """Newest heartbeat whose renewals are durable."""
     _lanes: dict[int, deque[ReportFrames]] = field(default_factory=dict)
     _retries: set[asyncio.Task[None]] = field(default_factory=set)
+    _has_parted: bool = False
 
     # ---- out
 
@@ -130,21 +131,25 @@ class Connection:
         if tasks <= 0:
             self.send(Refused(InvalidField("credit must be at least 1", field="tasks")))
             return
-        room = MOST_CREDIT - self.place.credits - self.place.lent
+        room = max(0, MOST_CREDIT - self.place.credits - self.place.lent)
         if not self.is_draining:
             self.dispatcher.grant(self.place, min(tasks, room))
 
     async def acknowledge(self, held: Held) -> None:
         """The task has arrived: its lease is a full one from now on."""
-        await self._enqueue(self._renewal(held), partial(self._acknowledged, held))
+        await self._acknowledge(held, SHORTEST_RETRY)
 
-    def _acknowledged(self, held: Held, done: asyncio.Future[Answer]) -> None:
-        if not self._renewed(held, done) and self.place.held.get(held.task_id) == held:
-            self._spawn(self._acknowledge_again(held))
+    async def _acknowledge(self, held: Held, pause: float) -> None:
+        await self._enqueue(self._renewal(held), partial(self._acknowledged, held, pause))
 
-    async def _acknowledge_again(self, held: Held) -> None:
-        await asyncio.sleep(SHORTEST_RETRY)
-        await self.acknowledge(held)
+    def _acknowledged(self, held: Held, pause: float, done: asyncio.Future[Answer]) -> None:
+        is_held = self.place.held.get(held.task_id) == held
+        if not self._renewed(held, done) and is_held and not self._has_parted:
+            self._spawn(self._acknowledge_again(held, pause))
+
+    async def _acknowledge_again(self, held: Held, pause: float) -> None:
+        await asyncio.sleep(pause)
+        await self._acknowledge(held, min(pause * 2, LONGEST_RETRY))
 
     async def heartbeat(self, number: int, held: Iterable[Held]) -> None:
         """Renew these leases, and say when that is durable."""
@@ -174,7 +179,7 @@ class Connection:
             return False
         answer = done.result()
         if answer.verdict is Verdict.STALE:
-            self.tell(held, RunNews(stale=LeaseLost("the task is no longer held", task_id=held.task_id)))
+            self.tell(held, RunNews(stale=_lost(held)))
         elif answer.wake_again:
             self.dispatcher.look([held.task_id])
         return True
@@ -189,19 +194,19 @@ class Connection:
         await self._enqueue(call, lambda done: self._reported(call, done))
 
     def _reported(self, call: ReportFrames, done: asyncio.Future[RunNews]) -> None:
-        if done.cancelled():
+        if done.cancelled() or self._has_parted:
             return
         error = done.exception()
-        if error is None:
+        lane = self._lanes.get(call.held.task_id)
+        if lane is not None:  # an earlier one failed: this one was refused as out of turn, or must be said again
+            _insert_in_order(lane, replace(call, tell_all=True))
+        elif error is None:
             self.tell(call.held, done.result())
         elif isinstance(error, _TRY_AGAIN):
-            lane = self._lanes.get(call.held.task_id)
-            if lane is None:
-                lane = self._lanes[call.held.task_id] = deque()
-                self._spawn(self._retry(call.held.task_id))
-            _insert_in_order(lane, replace(call, tell_all=True))
+            self._lanes[call.held.task_id] = deque([replace(call, tell_all=True)])
+            self._spawn(self._retry(call.held.task_id))
         else:
-            self.tell(call.held, RunNews(tuple(_refused(frame, error) for frame in call.frames)))
+            self.tell(call.held, RunNews(stale=_lost(call.held)))
 
     def _spawn(self, retry: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(retry)
@@ -211,16 +216,18 @@ class Connection:
     async def _retry(self, task_id: int) -> None:
         """Commit what the database could not take, in order, until it can."""
         lane, pause = self._lanes[task_id], SHORTEST_RETRY
+        await asyncio.sleep(pause)
         while lane:
-            await asyncio.sleep(pause)
+            call = lane[0]
             try:
-                news = await self.committer.submit(lane[0])
+                news = await self.committer.submit(call)
             except _TRY_AGAIN:
                 pause = min(pause * 2, LONGEST_RETRY)
+                await asyncio.sleep(pause)
                 continue
-            except StepwellError as error:
-                news = RunNews(tuple(_refused(frame, error) for frame in lane[0].frames))
-            call, pause = lane.popleft(), 0.0
+            except StepwellError:
+                news = RunNews(stale=_lost(call.held))
+            lane.remove(call)
             self.tell(call.held, news)
         del self._lanes[task_id]
 
@@ -250,6 +257,7 @@ class Connection:
         await self._part(calls + [Shorten(held=one, owner=self.owner, times=times) for one in kept])
 
     async def _part(self, calls: Sequence[HotCall]) -> None:
+        self._has_parted = True
         self.dispatcher.leave(self.place)
         for retry in self._retries:
             retry.cancel()
@@ -262,9 +270,8 @@ class Connection:
         await asyncio.gather(*answers, return_exceptions=True)
 
 
-def _refused(frame: Frame, error: BaseException) -> FrameAnswer:
-    refusal = error if isinstance(error, StepwellError) else LeaseLost("the frame was not taken")
-    return FrameAnswer(frame.number, Verdict.ACCEPTED, refusal=refusal)
+def _lost(held: Held) -> LeaseLost:
+    return LeaseLost("the task is no longer held", task_id=held.task_id)
 
 
 def _insert_in_order(lane: deque[ReportFrames], call: ReportFrames) -> None:

@@ -33,6 +33,8 @@ from stepwell_server.storage.workflows import Started
 SHORTEST_PAUSE = 0.025
 """Seconds after a claim that got nothing although something was due; doubled each time, until something changes."""
 LONGEST_PAUSE = 5.0
+ASKED_AGAIN = 1.0
+"""Seconds after which a question about a held run is asked again that the database did not answer."""
 
 _READ_STATE = TxOptions(label="read-state", read_only=True, reserved=True)
 
@@ -145,7 +147,7 @@ class Dispatcher:
         try:
             news = self._committer.enqueue(ReportFrames(held, place.owner.session_id, tell_all=unsure))
         except StepwellError as error:
-            log.warning("timer_late", reason=error.reason)
+            log.warning("look_failed", reason=error.reason)
             self._ask_later(place, held)
             return
         news.add_done_callback(lambda done: self._heard(place, held, done))
@@ -162,8 +164,11 @@ class Dispatcher:
     def _ask_later(self, place: Place, held: Held) -> None:
         """The answer did not come, though what it was about may be committed."""
         place.unsure.add(held.task_id)
-        place.timers[held.task_id] = self._bus.time.now() + (0 if self._bus.time.virtual else SECOND)
-        self._look_again.set()
+        asyncio.get_running_loop().call_later(ASKED_AGAIN, self._ask_if_held, place, held)
+
+    def _ask_if_held(self, place: Place, held: Held) -> None:
+        if self._holders.get(held.task_id) is place and place.held.get(held.task_id) == held:
+            self._ask(place, held)
 
     def served(self) -> set[Handler]:
         """Whom the workers of this replica host."""
@@ -174,10 +179,11 @@ class Dispatcher:
     def reserve(self, handler: Handler) -> Owner | None:
         """A worker for an instance that is about to be created, unless older work of that name may be waiting."""
         if self._embedded and not self._births[handler] and not self._is_due(handler):
-            for place in self._places.values():
-                if place.credits > 0 and handler in place.handlers:
-                    place.credits -= 1
-                    return place.owner
+            able = [one for one in self._places.values() if one.credits > 0 and handler in one.handlers]
+            if able:
+                place = max(able, key=lambda one: one.credits)
+                place.credits -= 1
+                return place.owner
         self._births[handler] += 1
         return None
 
@@ -211,12 +217,8 @@ class Dispatcher:
             elif await self._claim():
                 pause = SHORTEST_PAUSE
             else:
-                await self._wait(number, pause)
+                await self._wait(number, min(pause, self._until_timer() or pause))
                 pause = SHORTEST_PAUSE if self._bus.number != number else min(pause * 2, LONGEST_PAUSE)
-
-    async def process(self) -> int:
-        """Hand out what is due now, and say how many tasks it were."""
-        return await self._claim()
 
     def _fire(self) -> None:
         now = self._bus.time.now()
@@ -232,10 +234,20 @@ class Dispatcher:
 
     def _until_next(self) -> float | None:
         """Seconds until the next time that this replica waits for."""
-        times = [at for place in self._places.values() for at in place.timers.values()]
-        if self._embedded:
-            times += [at for handler in self._wanted() if (at := self._bus.due_at(handler)) is not None]
-        return max(0.0, (min(times) - self._bus.time.now()) / SECOND) if times else None
+        times = [at for handler in self._wanted() if (at := self._bus.due_at(handler)) is not None]
+        due = self._seconds_until(times if self._embedded else [])
+        timer = self._until_timer()
+        return timer if due is None else due if timer is None else min(due, timer)
+
+    def _until_timer(self) -> float | None:
+        """Seconds until the next time of a run that is held."""
+        return self._seconds_until([at for place in self._places.values() for at in place.timers.values()])
+
+    def _seconds_until(self, times: Sequence[Micros]) -> float | None:
+        """None: none of them comes by itself; a virtual clock is moved, and whoever moves it says so."""
+        if not times or (self._bus.time.virtual and min(times) > self._bus.time.now()):
+            return None
+        return max(0.0, (min(times) - self._bus.time.now()) / SECOND)
 
     async def _wait(self, number: int, seconds: float | None) -> None:
         """Until something changes, or so long."""
@@ -273,12 +285,7 @@ class Dispatcher:
     async def _deliver(self, handed: Sequence[Handed]) -> None:
         states = await self._states([one for one in handed if _needs_state(one)])
         for one in handed:
-            if not _needs_state(one):
-                self._hand(one, one.resolved)
-            elif one.task.id in states:
-                self._hand(one, states[one.task.id])
-            else:
-                self._give_back(one)
+            self._hand(one, states.get(one.task.id) if _needs_state(one) else one.resolved)
 
     async def _states(self, handed: Sequence[Handed]) -> dict[int, tuple[Step, ...]]:
         """All steps of runs that their workers do not have in memory. Nobody changes them while they are leased."""
@@ -287,16 +294,19 @@ class Dispatcher:
         runs = [ref(one.task) for one in handed]
         try:
             found = await self._committer.db.run_tx(lambda tx: run_store.all_steps(tx, runs), _READ_STATE)
-        except StepwellError as error:
-            log.warning("state_not_read", reason=error.reason)
+        except Exception as error:  # whatever it was: the tasks go back, and the loop goes on
+            log.warning("state_not_read", error=repr(error))
             return {}
         return {run.task_id: tuple(steps) for run, steps in found.items()}
 
-    def _hand(self, handed: Handed, steps: tuple[Step, ...]) -> None:
+    def _hand(self, handed: Handed, steps: tuple[Step, ...] | None) -> None:
+        """Give a task to its worker, if that is still there and all is known that it must know."""
         assert handed.task.owner is not None
         place = self._places.get(handed.task.owner)
-        if place is None:
+        if place is None or steps is None:
             self._give_back(handed)
+            if place is not None:
+                self.grant(place, 1)
             return
         delivery = Delivery(handed, steps)
         self.hold(place, delivery.held)

@@ -17,14 +17,14 @@ from stepwell_server.domain.errors import (
 from stepwell_server.domain.frames import Frame, FrameAnswer, RunNews, Suspend, Wait
 from stepwell_server.domain.leases import Held
 from stepwell_server.domain.runs import Run, load_open
-from stepwell_server.domain.tasks import Stop, Task, TaskStatus, Verdict, judge
+from stepwell_server.domain.tasks import Stop, Task, Verdict, judge
 from stepwell_server.domain.workflows import Event, Instance, InstanceStatus, NewEvent, status_of, terminal
 from stepwell_server.engine.groups import Group, HotCall, Later
 from stepwell_server.engine.runs import NewRun, Reads, ref
 from stepwell_server.storage.database import LostRace
 from stepwell_server.storage.runs import SentEvent
 from stepwell_server.storage.tasks import TaskKey
-from stepwell_server.storage.workflows import Fate, Found
+from stepwell_server.storage.workflows import Fate
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,14 +70,11 @@ class CreateRun(HotCall):
                 return Created(None, group.inserted[key], is_new=True)
             first = book.births[key]
             return self._repeated(None, group.inserted[key], first.request_id, first.request_hash)
-        for found in sorted(book.found, key=lambda one: one.request_id != self.run.request_id):
-            if self._concerns(found):
-                return self._repeated(found.instance, None, found.request_id, found.request_hash)
+        request = (self.run.new.key.namespace, self.run.request_id)
+        found = book.found_by_request.get(request) or book.found_by_key.get(self.run.new.key)
+        if found is not None:
+            return self._repeated(found.instance, None, found.request_id, found.request_hash)
         return IdempotencyKeyReused("this request_id was used for another request", request_id=self.run.request_id)
-
-    def _concerns(self, found: Found) -> bool:
-        same_request = self.run.request_id is not None and found.request_id == self.run.request_id
-        return same_request or found.instance.key == self.run.new.key
 
     def _repeated(
         self, instance: Instance | None, task: Task | None, request_id: str | None, request_hash: str | None
@@ -134,7 +131,7 @@ class SendEvent(HotCall):
         """Its run's waits; or what became of the instance; and whether it was sent before."""
         task = group.task_of(self._key)
         if task is None:
-            reads.absent.add(self.new.key)
+            reads.without_task.add(self.new.key)
         else:
             reads.runs.add(ref(task))
         if self.request_id is not None:
@@ -158,17 +155,23 @@ class SendEvent(HotCall):
     def _again(self, earlier: SentEvent, task: Task | None, group: Group) -> Stored:
         if earlier.request_hash != self.request_hash:
             raise IdempotencyKeyReused("this request_id was used for another request", request_id=self.request_id)
-        ended = group.runs.absent.get(self.new.key)
-        status = status_of(task) if task is not None else ended.status if ended else InstanceStatus.COMPLETE
-        return Stored(earlier.event, status)
+        if task is not None:
+            return Stored(earlier.event, status_of(task))
+        ended = self._ended(group)
+        return Stored(earlier.event, InstanceStatus.TERMINATED if ended is None else ended)
+
+    def _ended(self, group: Group) -> InstanceStatus | None:
+        """How the instance ended: in an earlier call of the group, or before. None: there is none."""
+        task_id = group.by_key.get(self._key)
+        fate = None if task_id is None else group.runs.fate(task_id)
+        found = group.runs.without_task.get(self.new.key)
+        if found is not None and not found.status.ended:
+            raise LostRace  # it was restarted after we looked for its task
+        return fate.status if fate is not None else None if found is None else found.status
 
     def _absent(self, group: Group) -> StepwellError:
-        found = group.runs.absent.get(self.new.key)
-        if found is None:
-            return not_found(self.new.key.instance_id)
-        if not found.status.ended:
-            raise LostRace  # it was restarted after we looked for its task
-        return terminal(self.new.key, found.status)
+        ended = self._ended(group)
+        return not_found(self.new.key.instance_id) if ended is None else terminal(self.new.key, ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,7 +252,7 @@ class ReportFrames(HotCall):
         """None: the lease is lost."""
         if frame.number <= run.task.frame_number:
             return run.repeat(frame)
-        if run.task.status is TaskStatus.PARKED:  # parked by a frame before this one: the run pauses here
+        if run.has_parked:  # by a frame before this one: the run pauses here
             return FrameAnswer(frame.number, Verdict.ACCEPTED, Stop.PAUSE, True, revision=run.task.revision)
         if run.ending is not None or not self._is_mine(run.task):
             return None
@@ -273,7 +276,7 @@ class ReportFrames(HotCall):
 
     def _lost(self, group: Group) -> RunNews:
         """The lease is gone: by this worker's own finish, which is then acknowledged again, or by somebody else."""
-        fate = group.runs.fates.get(self.held.task_id)
+        fate = group.runs.fate(self.held.task_id)
         if fate is not None and fate.ended_fence == self.held.fence:
             ended = tuple(FrameAnswer(frame.number, Verdict.REPEATED, released=True) for frame in self.frames)
             return RunNews(ended)

@@ -43,7 +43,7 @@ class Reads:
     waits_to_come: Counter[tuple[RunRef, str]] = field(default_factory=Counter)
     """Types of events that a call of the group will wait for."""
     fates: set[int] = field(default_factory=set)
-    absent: set[InstanceKey] = field(default_factory=set)
+    without_task: set[InstanceKey] = field(default_factory=set)
     requests: set[tuple[str, str]] = field(default_factory=set)
 
 
@@ -72,9 +72,11 @@ class RunBook:
     sent: dict[tuple[str, str], SentEvent] = field(default_factory=dict)
     """Events by (namespace, request id): those of earlier requests, and those of this group."""
     fates: dict[int, Fate] = field(default_factory=dict)
-    absent: dict[InstanceKey, Instance] = field(default_factory=dict)
+    without_task: dict[InstanceKey, Instance] = field(default_factory=dict)
+    """Instances whose task was looked for in vain."""
     births: dict[TaskKey, NewRun] = field(default_factory=dict)
-    found: list[Found] = field(default_factory=list)
+    found_by_key: dict[InstanceKey, Found] = field(default_factory=dict)
+    found_by_request: dict[tuple[str, str | None], Found] = field(default_factory=dict)
     ended: dict[int, Any] = field(default_factory=dict)
     """Rows of the instances that ended here."""
     _steps: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
@@ -98,8 +100,8 @@ class RunBook:
                 self._events[task_id].append(event)
         if reads.fates:
             self.fates |= workflows.fates(tx, reads.fates)
-        if reads.absent:
-            self.absent |= {one.key: one for one in workflows.get_keys(tx, reads.absent)}
+        if reads.without_task:
+            self.without_task |= {one.key: one for one in workflows.get_keys(tx, reads.without_task)}
         if reads.requests:
             self.sent |= store.sent_before(tx, reads.requests)
 
@@ -123,6 +125,13 @@ class RunBook:
             self.runs[task.id] = run
         run.task = task  # others may have changed it since
         return run
+
+    def fate(self, task_id: int) -> Fate | None:
+        """What became of an instance that has ended: by an earlier call of the group, or before."""
+        run = self.runs.get(task_id)
+        if run is not None and run.ending is not None:
+            return Fate(_end(run).status, 0, run.ending.fence)
+        return self.fates.get(task_id)
 
     # ---- change
 
@@ -174,7 +183,10 @@ class RunBook:
         for number in stored:
             group.schedule(tasks[number])
         if len(stored) < len(births):
-            self.found = workflows.find(tx, [one for one in births if one.id not in stored])
+            for found in workflows.find(tx, [one for one in births if one.id not in stored]):
+                self.found_by_key[found.instance.key] = found
+                if found.request_id is not None:
+                    self.found_by_request[found.instance.key.namespace, found.request_id] = found
 
     def _task_of(self, number: int, one: NewRun, fences: Iterator[int]) -> NewTask:
         key, lease = one.new.key, None

@@ -112,6 +112,7 @@ class WakeBus:
         if moved or self._wakes != before:
             self._tell()
         self.note(committed.touched)
+        self.note([wake.handler for wake in committed.wakes])  # what a claim saw may be over by the time it commits
 
     def clock_moved(self, at: Stamp) -> None:
         """A virtual clock was moved: whoever waits for a time looks again."""

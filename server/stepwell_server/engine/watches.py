@@ -12,7 +12,7 @@ from typing import Any
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.workflows import Instance
 from stepwell_server.storage import workflows
-from stepwell_server.storage.database import READ, Database
+from stepwell_server.storage.database import READ, Database, Tx
 
 PAUSE = 0.5
 """Seconds before the database is asked again after it did not answer."""
@@ -108,13 +108,21 @@ class Watches:
             self._any_dirty.clear()
             asked, self._dirty = self._dirty, set()
             try:
-                found = await self._db.run_tx(partial(workflows.get_many, ids=asked), READ)
+                found = await self._db.run_tx(partial(_newer, known=self._known(asked)), READ)
             except StepwellError:
                 self._ask(asked)
                 await asyncio.sleep(PAUSE)
                 continue
             for one in found.values():
                 self._offer_to_all(one)
+
+    def _known(self, instance_ids: Iterable[int]) -> dict[int, int]:
+        """The oldest revision of each that somebody has seen last."""
+        return {
+            one: min(watcher.known.get(one, 0) for watcher in self._watchers[one])
+            for one in instance_ids
+            if one in self._watchers
+        }
 
     def _ask(self, instance_ids: Iterable[int]) -> None:
         self._dirty.update(instance_ids)
@@ -133,6 +141,14 @@ class Watches:
             self._offer(watcher, instance)
 
     def _offer(self, watcher: Watcher, instance: Instance) -> None:
-        if instance.revision > watcher.known.get(instance.id, 0):
+        newest = watcher.changed.get(instance.id)
+        if instance.revision > max(watcher.known.get(instance.id, 0), newest.revision if newest else 0):
             watcher.changed[instance.id] = instance
             watcher.ready.set()
+
+
+def _newer(tx: Tx, known: Mapping[int, int]) -> dict[int, Instance]:
+    """Those of the instances that have a newer revision, read whole; the others cost a number each."""
+    revisions = workflows.revisions(tx, known)
+    newer = [one for one, revision in revisions.items() if revision > known[one]]
+    return workflows.get_many(tx, newer) if newer else {}

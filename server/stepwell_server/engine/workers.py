@@ -42,10 +42,11 @@ from stepwell_server.engine.tasks import Answer, Claim, Renew
 from stepwell_server.storage import handlers, namespaces, requests, sessions, workflows
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage import tasks as store
-from stepwell_server.storage.database import READ, Tx
+from stepwell_server.storage.database import READ, Tx, TxOptions
 from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.requests import RequestKey
 from stepwell_server.storage.sessions import Session
+from stepwell_server.storage.tasks import STICKY
 
 PROTOCOL = (1, 1)
 """Lowest and highest version of the worker protocol that is spoken."""
@@ -59,6 +60,7 @@ SHOWN_HANDLERS = 20_000
 
 log = structlog.get_logger()
 
+_CONFIRM = TxOptions(label="confirm-sessions", attempts=1, reserved=True)
 _SESSION_ID = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)
 
 
@@ -130,7 +132,9 @@ class Workers:
         return connection, still_held
 
     def _open(self, owner: Owner, hosted: frozenset[Handler]) -> Connection:
-        older = self._connections.pop(owner.session_id, None)
+        older = self._connections.get(owner.session_id)
+        if older is not None and older.owner.connection > owner.connection:
+            raise Superseded("a newer connection of this session has taken over", connection=older.owner.connection)
         if older is not None:
             older.stop(Superseded("a newer connection of this session has taken over", connection=owner.connection))
         place = Place(owner, hosted, lambda deliveries: None, lambda held, news: None)
@@ -173,7 +177,11 @@ class Workers:
         if not connections:
             return
         owners = [one.owner for one in connections]
-        confirmed = await self._spine.db.run_tx(lambda tx: sessions.confirm(tx, owners))
+        try:
+            confirmed = await self._spine.db.run_tx(lambda tx: sessions.confirm(tx, owners), _CONFIRM)
+        except StepwellError as error:
+            log.debug("sessions_not_confirmed", reason=error.reason)
+            return
         for one in connections:
             if one.owner.session_id not in confirmed:
                 one.stop(Superseded("a newer connection of this session has taken over"))
@@ -224,7 +232,7 @@ class Workers:
         """Lease due tasks to a session without a stream, waiting for some to become due."""
         session = await self._caller(namespace, session_id)
         key = request.key(namespace)
-        replayed = await self._spine.db.run_tx(lambda tx: _recall(tx, key, session_id))
+        replayed = await self._spine.db.run_tx(lambda tx: _recall(tx, key))
         if replayed is not None:
             return await self._with_state(replayed)
         hosted = frozenset(session.handlers)
@@ -237,9 +245,10 @@ class Workers:
     async def _claim_within(self, seat: Seat, wait: Micros) -> Claimed:
         loop, bus = asyncio.get_running_loop(), self._spine.bus
         ends, pause = loop.time() + wait / SECOND, SHORTEST_PAUSE
+        patience = 0 if bus.time.virtual else STICKY
         while True:
             number = bus.number
-            claimed: Claimed = await self._spine.committer.submit(Claim([seat]))
+            claimed: Claimed = await self._spine.committer.submit(Claim([seat], patience))
             if claimed.handed or loop.time() >= ends:
                 return claimed
             with suppress(TimeoutError):
@@ -254,7 +263,7 @@ class Workers:
     async def renew(self, session_id: str, held: Sequence[Held]) -> list[Answer]:
         """Extend leases of a session without a stream."""
         check_session_id(session_id)
-        session = await self._spine.db.run_tx(lambda tx: sessions.get(tx, session_id))
+        session = await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
         owner = Owner(session_id, 0 if session is None else session.connection)
         times = self._spine.committer.rules.times
         submit = self._spine.committer.submit
@@ -263,6 +272,7 @@ class Workers:
     async def commit(self, session_id: str, held: Held, frames: tuple[Frame, ...]) -> RunNews:
         """Apply frames about one task."""
         check_session_id(session_id)
+        await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
         news: RunNews = await self._spine.committer.submit(
             ReportFrames(held, session_id, frames, sum(frame.size for frame in frames))
         )
@@ -363,7 +373,7 @@ def _touch(tx: Tx, session_id: str) -> Session | None:
     return session
 
 
-def _recall(tx: Tx, key: RequestKey, session_id: str) -> list[Task] | None:
+def _recall(tx: Tx, key: RequestKey) -> list[Task] | None:
     """The tasks of an earlier claim with this request id that are still held under the same fence."""
     leases = requests.recall(tx, key)
     if leases is None:

@@ -227,8 +227,10 @@ class Workflows:
         items, more = _fitting(found, limit)
         again, fresh = executing
         items = [again.get(one.name, one) if isinstance(one, Step) else one for one in items]
-        if not more and not descending:
-            items += fresh  # where they will stand once they are stored
+        if descending and not page.token:
+            items = [*fresh, *items]  # where they will stand once they are stored
+        elif not descending and not more:
+            items += fresh
         return run, Page(items, self.tokens.encode(scope, [items[-1].position]) if more else "")
 
     # ---- wait
@@ -305,6 +307,8 @@ def _fitting(found: list[T], limit: int) -> tuple[list[T], bool]:
         payloads = [getattr(one, name, None) for name in ("params", "output", "result", "payload")]
         size += sum(payload.size for payload in payloads if payload is not None)
         size += sum(4 * (len(name) + len(value)) for name, value in getattr(one, "labels", {}).items())
+        failure = getattr(one, "failure", None)
+        size += 0 if failure is None else 4 * (len(failure.message) + len(failure.details))
         if count and size > PAGE_BYTES:
             return found[:count], True
     return found[:limit], len(found) > limit

@@ -128,21 +128,6 @@ def _sent_sql(product: str) -> Select[Any]:
     )
 
 
-def steps_after(tx: Tx, run: RunRef, position: int, limit: int) -> list[Step]:
-    """Up to `limit` steps of a run in the order of its history, those after the position."""
-    found = tx.execute(
-        select(workflow_steps)
-        .where(
-            workflow_steps.c.task_id == run.task_id,
-            workflow_steps.c.run_number == run.run_number,
-            workflow_steps.c.position > position,
-        )
-        .order_by(workflow_steps.c.position)
-        .limit(limit)
-    )
-    return [step_from(row) for row in found]
-
-
 def all_steps(tx: Tx, runs: Sequence[RunRef], since: int = 0) -> dict[RunRef, list[Step]]:
     """All steps of these runs that changed after the revision, in the order of their history."""
     wanted = dialect.as_rows(map(_ref_row, runs))

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
-from sqlalchemy import Row, and_, delete, or_, select, update
+from sqlalchemy import BigInteger, Row, Text, and_, delete, or_, select, update
 
 from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.tasks import Handler, TaskKind, TaskStatus
@@ -76,15 +77,18 @@ def disconnect(tx: Tx, owner: Owner) -> None:
 
 def confirm(tx: Tx, owners: Sequence[Owner]) -> set[str]:
     """Say that these streams are there. Returns the sessions of those that no newer connection has superseded."""
-    confirmed = set()
-    for owner in owners:
-        mine = and_(sessions.c.session_id == owner.session_id, sessions.c.connection == owner.connection)
-        seen = tx.execute(update(sessions).where(mine).values(seen_at=lease_now()).returning(sessions.c.session_id))
-        confirmed |= set(seen.scalars())
-    return confirmed
+    there = dialect.as_rows({"session_id": one.session_id, "connection": one.connection} for one in owners)
+    return set(tx.execute(_confirm_sql(dialect.product(tx)), {"there": there}).scalars())
 
 
-def forget_old(tx: Tx) -> None:
+@cache
+def _confirm_sql(product: str) -> Any:
+    there = dialect.rows(product, "there", session_id=Text(), connection=BigInteger())
+    mine = and_(sessions.c.session_id == there.c.session_id, sessions.c.connection == there.c.connection)
+    return update(sessions).where(mine).values(seen_at=lease_now()).returning(sessions.c.session_id)
+
+
+def delete_gone(tx: Tx) -> None:
     """Delete sessions that are long gone. Their rows outlive them a little, so that a late return is recognised."""
     tx.execute(delete(sessions).where(sessions.c.seen_at < lease_now() - 2 * CALLER_SEEN))
 

@@ -28,7 +28,6 @@ from stepwell_server.storage.payloads import FAILURE, failure_from, failure_row,
 from stepwell_server.storage.schema import tasks, workflow_instances, workflow_labels
 
 _KEY: dict[str, TypeEngine[Any]] = {"namespace": Text(), "workflow": Text(), "instance_id": Text()}
-_ENDED = [status for status in InstanceStatus if status.ended]
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,7 +232,7 @@ def _same_request_sql(product: str) -> Select[Any]:
 
 def get(tx: Tx, key: InstanceKey) -> Instance | None:
     """The instance as it is now. None: there is none."""
-    row = tx.execute(_with_task().where(*_is(key)).select_from(_JOINED)).first()
+    row = tx.execute(_with_task().where(*_same_key(key)).select_from(_JOINED)).first()
     return None if row is None else from_row(row)
 
 
@@ -286,7 +285,7 @@ def lock(tx: Tx, key: InstanceKey) -> tuple[Instance, Task | None] | None:
     if seen is None:
         return None
     task = task_store.lock(tx, [seen.id], waiting=True).get(seen.id)
-    tx.execute(select(workflow_instances.c.id).where(*_is(key)).with_for_update(key_share=True))
+    tx.execute(select(workflow_instances.c.id).where(*_same_key(key)).with_for_update(key_share=True))
     instance = get(tx, key)
     assert instance is not None
     if instance.status.ended is (task is not None):
@@ -330,10 +329,6 @@ def with_task(*, payloads: bool = True) -> Select[Any]:
 @cache
 def _with_task() -> Select[Any]:
     return with_task()
-
-
-def _is(key: InstanceKey) -> list[Any]:
-    return _same_key(key)
 
 
 def _same_key(other: Any) -> list[Any]:

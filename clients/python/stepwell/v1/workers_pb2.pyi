@@ -118,7 +118,7 @@ class ConnectRequest(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerFrame]:
-        """Frames, applied in order."""
+        """Frames. Those about one task are applied in order."""
 
     def __init__(
         self,
@@ -745,7 +745,8 @@ class ServerFrame(_message.Message):
     @_builtins.property
     def refused(self) -> _errors_pb2.ItemError:
         """The numbered frame was refused and changed nothing; its number is used up, and the frames after it count as if
-        it had not been sent. The task is still held. For a frame without a number: Credit, answered with number 0.
+        it had not been sent. The task is still held. A number that leaves a gap is refused and not used up. For a frame without a number:
+        Credit, answered with number 0.
         """
 
     def __init__(
@@ -1711,14 +1712,14 @@ Global___Stale: _TypeAlias = Stale  # noqa: Y015
 
 @_typing.final
 class Resolved(_message.Message):
-    """Resolved says that waits of a run that the worker holds are over."""
+    """Resolved says that waits of a run that the worker holds are over. Where the steps do not fit into one message, several come."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEPS_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
     revision: _builtins.int
-    """Revision of the run after it."""
+    """Revision of the run after it. 0: more of the same follows."""
     @_builtins.property
     def steps(self) -> _containers.RepeatedCompositeFieldContainer[Global___StepState]:
         """The steps that changed."""

@@ -138,8 +138,8 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def CommitTask(self, request, context):
-        """CommitTask applies frames about one task, in one transaction, and answers with the frames that a stream would have
-        got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_FIELD. Idempotent.
+        """CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would
+        have got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_SESSION_ID, INVALID_FIELD. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -69,8 +69,8 @@ class WorkerServiceStub:
     Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
     """
     CommitTask: _grpc.UnaryUnaryMultiCallable[_workers_pb2.CommitTaskRequest, _workers_pb2.CommitTaskResponse]
-    """CommitTask applies frames about one task, in one transaction, and answers with the frames that a stream would have
-    got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_FIELD. Idempotent.
+    """CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would
+    have got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_SESSION_ID, INVALID_FIELD. Idempotent.
     """
     ListWorkers: _grpc.UnaryUnaryMultiCallable[_workers_pb2.ListWorkersRequest, _workers_pb2.ListWorkersResponse]
     """ListWorkers shows who is connected, to any replica, and what they run. Errors: NAMESPACE_NOT_FOUND,
@@ -118,8 +118,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
     """
     CommitTask: _aio.UnaryUnaryMultiCallable[_workers_pb2.CommitTaskRequest, _workers_pb2.CommitTaskResponse]  # type: ignore[assignment]
-    """CommitTask applies frames about one task, in one transaction, and answers with the frames that a stream would have
-    got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_FIELD. Idempotent.
+    """CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would
+    have got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_SESSION_ID, INVALID_FIELD. Idempotent.
     """
     ListWorkers: _aio.UnaryUnaryMultiCallable[_workers_pb2.ListWorkersRequest, _workers_pb2.ListWorkersResponse]  # type: ignore[assignment]
     """ListWorkers shows who is connected, to any replica, and what they run. Errors: NAMESPACE_NOT_FOUND,
@@ -194,8 +194,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workers_pb2.CommitTaskRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workers_pb2.CommitTaskResponse, _abc.Awaitable[_workers_pb2.CommitTaskResponse]]:
-        """CommitTask applies frames about one task, in one transaction, and answers with the frames that a stream would have
-        got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_FIELD. Idempotent.
+        """CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would
+        have got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_SESSION_ID, INVALID_FIELD. Idempotent.
         """
 
     @_abc_1.abstractmethod

@@ -307,7 +307,7 @@ class CreateInstanceRequest(_message.Message):
     (INVALID_INSTANCE_ID). Empty: the server makes a random one.
     """
     request_id: _builtins.str
-    """Makes the call safe to repeat for 24 hours: the same id with the same body gives the same answer, with another
+    """Makes the call safe to repeat, for at least 24 hours: the same id with the same body gives the same answer, with another
     body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters. Optional.
     """
     @_builtins.property
@@ -1574,7 +1574,7 @@ class Instance(_message.Message):
 
     @_builtins.property
     def wake_at(self) -> _timestamp_pb2.Timestamp:
-        """When it goes on by itself; set if status is WAITING and not only an event can wake it."""
+        """When it goes on by itself, at the latest: the end of a sleep, a retry, or the last instant for an event. Set if status is WAITING."""
 
     def __init__(
         self,

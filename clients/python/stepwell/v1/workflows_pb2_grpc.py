@@ -30,7 +30,8 @@ class WorkflowServiceStub:
     instance is one execution of it; a run is an instance's n-th start, counted from 0, each restart being a new one. A step is a
     cached operation or wait, known by its name; an event is data sent to an instance, consumed by a step that waits for it.
 
-    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService).
+    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService). Every call can be
+    refused with NAMESPACE_NOT_FOUND, and every call about instances with WORKFLOW_NOT_FOUND if no worker ever registered that name.
     """
 
     def __init__(self, channel):
@@ -116,7 +117,8 @@ class WorkflowServiceServicer:
     instance is one execution of it; a run is an instance's n-th start, counted from 0, each restart being a new one. A step is a
     cached operation or wait, known by its name; an event is data sent to an instance, consumed by a step that waits for it.
 
-    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService).
+    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService). Every call can be
+    refused with NAMESPACE_NOT_FOUND, and every call about instances with WORKFLOW_NOT_FOUND if no worker ever registered that name.
     """
 
     def ListWorkflows(self, request, context):
@@ -129,8 +131,8 @@ class WorkflowServiceServicer:
 
     def CreateInstance(self, request, context):
         """CreateInstance stores a new instance, queued to run at once, and answers when it is stored; with "wait", when its run has
-        ended or the wait has passed. Errors: WORKFLOW_NOT_FOUND, INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID,
-        PAYLOAD_TOO_LARGE, PAYLOAD_NOT_JSON. Idempotent with request_id.
+        ended or the wait has passed. Errors: INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID, PAYLOAD_TOO_LARGE,
+        PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON, DURATION_OUT_OF_RANGE, IDEMPOTENCY_KEY_REUSED. Idempotent with request_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -320,7 +322,8 @@ class WorkflowService:
     instance is one execution of it; a run is an instance's n-th start, counted from 0, each restart being a new one. A step is a
     cached operation or wait, known by its name; an event is data sent to an instance, consumed by a step that waits for it.
 
-    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService).
+    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService). Every call can be
+    refused with NAMESPACE_NOT_FOUND, and every call about instances with WORKFLOW_NOT_FOUND if no worker ever registered that name.
     """
 
     @staticmethod

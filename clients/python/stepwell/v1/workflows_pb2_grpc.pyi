@@ -31,7 +31,8 @@ class WorkflowServiceStub:
     instance is one execution of it; a run is an instance's n-th start, counted from 0, each restart being a new one. A step is a
     cached operation or wait, known by its name; an event is data sent to an instance, consumed by a step that waits for it.
 
-    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService).
+    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService). Every call can be
+    refused with NAMESPACE_NOT_FOUND, and every call about instances with WORKFLOW_NOT_FOUND if no worker ever registered that name.
     """
 
     @_typing.overload
@@ -44,8 +45,8 @@ class WorkflowServiceStub:
     """
     CreateInstance: _grpc.UnaryUnaryMultiCallable[_workflows_pb2.CreateInstanceRequest, _workflows_pb2.CreateInstanceResponse]
     """CreateInstance stores a new instance, queued to run at once, and answers when it is stored; with "wait", when its run has
-    ended or the wait has passed. Errors: WORKFLOW_NOT_FOUND, INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID,
-    PAYLOAD_TOO_LARGE, PAYLOAD_NOT_JSON. Idempotent with request_id.
+    ended or the wait has passed. Errors: INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID, PAYLOAD_TOO_LARGE,
+    PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON, DURATION_OUT_OF_RANGE, IDEMPOTENCY_KEY_REUSED. Idempotent with request_id.
     """
     CreateInstances: _grpc.UnaryUnaryMultiCallable[_workflows_pb2.CreateInstancesRequest, _workflows_pb2.CreateInstancesResponse]
     """CreateInstances stores many instances, each decided and answered by itself, in order. For all or nothing use
@@ -103,7 +104,8 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     instance is one execution of it; a run is an instance's n-th start, counted from 0, each restart being a new one. A step is a
     cached operation or wait, known by its name; an event is data sent to an instance, consumed by a step that waits for it.
 
-    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService).
+    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService). Every call can be
+    refused with NAMESPACE_NOT_FOUND, and every call about instances with WORKFLOW_NOT_FOUND if no worker ever registered that name.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
@@ -113,8 +115,8 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     """
     CreateInstance: _aio.UnaryUnaryMultiCallable[_workflows_pb2.CreateInstanceRequest, _workflows_pb2.CreateInstanceResponse]  # type: ignore[assignment]
     """CreateInstance stores a new instance, queued to run at once, and answers when it is stored; with "wait", when its run has
-    ended or the wait has passed. Errors: WORKFLOW_NOT_FOUND, INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID,
-    PAYLOAD_TOO_LARGE, PAYLOAD_NOT_JSON. Idempotent with request_id.
+    ended or the wait has passed. Errors: INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID, PAYLOAD_TOO_LARGE,
+    PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON, DURATION_OUT_OF_RANGE, IDEMPOTENCY_KEY_REUSED. Idempotent with request_id.
     """
     CreateInstances: _aio.UnaryUnaryMultiCallable[_workflows_pb2.CreateInstancesRequest, _workflows_pb2.CreateInstancesResponse]  # type: ignore[assignment]
     """CreateInstances stores many instances, each decided and answered by itself, in order. For all or nothing use
@@ -171,7 +173,8 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
     instance is one execution of it; a run is an instance's n-th start, counted from 0, each restart being a new one. A step is a
     cached operation or wait, known by its name; an event is data sent to an instance, consumed by a step that waits for it.
 
-    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService).
+    An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService). Every call can be
+    refused with NAMESPACE_NOT_FOUND, and every call about instances with WORKFLOW_NOT_FOUND if no worker ever registered that name.
     """
 
     @_abc_1.abstractmethod
@@ -191,8 +194,8 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_workflows_pb2.CreateInstanceResponse, _abc.Awaitable[_workflows_pb2.CreateInstanceResponse]]:
         """CreateInstance stores a new instance, queued to run at once, and answers when it is stored; with "wait", when its run has
-        ended or the wait has passed. Errors: WORKFLOW_NOT_FOUND, INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID,
-        PAYLOAD_TOO_LARGE, PAYLOAD_NOT_JSON. Idempotent with request_id.
+        ended or the wait has passed. Errors: INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID, PAYLOAD_TOO_LARGE,
+        PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON, DURATION_OUT_OF_RANGE, IDEMPOTENCY_KEY_REUSED. Idempotent with request_id.
         """
 
     @_abc_1.abstractmethod

@@ -192,7 +192,7 @@ export function stopToJSON(object: Stop): string {
 
 /** ConnectRequest carries all frames that the worker had ready: one message costs the same whatever its size. */
 export interface ConnectRequest {
-  /** Frames, applied in order. */
+  /** Frames. Those about one task are applied in order. */
   frames: WorkerFrame[];
 }
 
@@ -436,7 +436,8 @@ export interface ServerFrame {
     | //
     /**
      * The numbered frame was refused and changed nothing; its number is used up, and the frames after it count as if
-     * it had not been sent. The task is still held. For a frame without a number: Credit, answered with number 0.
+     * it had not been sent. The task is still held. A number that leaves a gap is refused and not used up. For a frame without a number:
+     * Credit, answered with number 0.
      */
     { $case: "refused"; value: ItemError }
     | undefined;
@@ -823,11 +824,11 @@ export interface Stale {
   reason: ErrorReason;
 }
 
-/** Resolved says that waits of a run that the worker holds are over. */
+/** Resolved says that waits of a run that the worker holds are over. Where the steps do not fit into one message, several come. */
 export interface Resolved {
   /** The steps that changed. */
   steps: StepState[];
-  /** Revision of the run after it. */
+  /** Revision of the run after it. 0: more of the same follows. */
   revision: bigint;
 }
 
@@ -6533,8 +6534,8 @@ export const WorkerServiceService = {
     responseDeserialize: (value: Buffer): RenewTasksResponse => RenewTasksResponse.decode(value),
   },
   /**
-   * CommitTask applies frames about one task, in one transaction, and answers with the frames that a stream would have
-   * got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_FIELD. Idempotent.
+   * CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would
+   * have got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_SESSION_ID, INVALID_FIELD. Idempotent.
    */
   commitTask: {
     path: "/stepwell.v1.WorkerService/CommitTask" as const,
@@ -6584,8 +6585,8 @@ export interface WorkerServiceServer extends UntypedServiceImplementation {
    */
   renewTasks: handleUnaryCall<RenewTasksRequest, RenewTasksResponse>;
   /**
-   * CommitTask applies frames about one task, in one transaction, and answers with the frames that a stream would have
-   * got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_FIELD. Idempotent.
+   * CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would
+   * have got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_SESSION_ID, INVALID_FIELD. Idempotent.
    */
   commitTask: handleUnaryCall<CommitTaskRequest, CommitTaskResponse>;
   /**
@@ -6663,8 +6664,8 @@ export interface WorkerServiceClient extends Client {
     callback: (error: ServiceError | null, response: RenewTasksResponse) => void,
   ): ClientUnaryCall;
   /**
-   * CommitTask applies frames about one task, in one transaction, and answers with the frames that a stream would have
-   * got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_FIELD. Idempotent.
+   * CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would
+   * have got. Errors: LEASE_LOST, RUN_SUPERSEDED, INVALID_SESSION_ID, INVALID_FIELD. Idempotent.
    */
   commitTask(
     request: CommitTaskRequest,

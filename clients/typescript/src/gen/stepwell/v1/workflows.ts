@@ -399,7 +399,7 @@ export interface CreateInstanceRequest {
     | Duration
     | undefined;
   /**
-   * Makes the call safe to repeat for 24 hours: the same id with the same body gives the same answer, with another
+   * Makes the call safe to repeat, for at least 24 hours: the same id with the same body gives the same answer, with another
    * body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters. Optional.
    */
   requestId: string;
@@ -859,7 +859,7 @@ export interface Instance {
   endedAt?:
     | Date
     | undefined;
-  /** When it goes on by itself; set if status is WAITING and not only an event can wake it. */
+  /** When it goes on by itself, at the latest: the end of a sleep, a retry, or the last instant for an event. Set if status is WAITING. */
   wakeAt?:
     | Date
     | undefined;
@@ -6388,7 +6388,8 @@ export const Event: MessageFns<Event> = {
  * instance is one execution of it; a run is an instance's n-th start, counted from 0, each restart being a new one. A step is a
  * cached operation or wait, known by its name; an event is data sent to an instance, consumed by a step that waits for it.
  *
- * An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService).
+ * An instance is identified by (namespace, workflow, instance_id). Its code runs in workers (WorkerService). Every call can be
+ * refused with NAMESPACE_NOT_FOUND, and every call about instances with WORKFLOW_NOT_FOUND if no worker ever registered that name.
  */
 export type WorkflowServiceService = typeof WorkflowServiceService;
 export const WorkflowServiceService = {
@@ -6408,8 +6409,8 @@ export const WorkflowServiceService = {
   },
   /**
    * CreateInstance stores a new instance, queued to run at once, and answers when it is stored; with "wait", when its run has
-   * ended or the wait has passed. Errors: WORKFLOW_NOT_FOUND, INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID,
-   * PAYLOAD_TOO_LARGE, PAYLOAD_NOT_JSON. Idempotent with request_id.
+   * ended or the wait has passed. Errors: INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID, PAYLOAD_TOO_LARGE,
+   * PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON, DURATION_OUT_OF_RANGE, IDEMPOTENCY_KEY_REUSED. Idempotent with request_id.
    */
   createInstance: {
     path: "/stepwell.v1.WorkflowService/CreateInstance" as const,
@@ -6601,8 +6602,8 @@ export interface WorkflowServiceServer extends UntypedServiceImplementation {
   listWorkflows: handleUnaryCall<ListWorkflowsRequest, ListWorkflowsResponse>;
   /**
    * CreateInstance stores a new instance, queued to run at once, and answers when it is stored; with "wait", when its run has
-   * ended or the wait has passed. Errors: WORKFLOW_NOT_FOUND, INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID,
-   * PAYLOAD_TOO_LARGE, PAYLOAD_NOT_JSON. Idempotent with request_id.
+   * ended or the wait has passed. Errors: INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID, PAYLOAD_TOO_LARGE,
+   * PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON, DURATION_OUT_OF_RANGE, IDEMPOTENCY_KEY_REUSED. Idempotent with request_id.
    */
   createInstance: handleUnaryCall<CreateInstanceRequest, CreateInstanceResponse>;
   /**
@@ -6689,8 +6690,8 @@ export interface WorkflowServiceClient extends Client {
   ): ClientUnaryCall;
   /**
    * CreateInstance stores a new instance, queued to run at once, and answers when it is stored; with "wait", when its run has
-   * ended or the wait has passed. Errors: WORKFLOW_NOT_FOUND, INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID,
-   * PAYLOAD_TOO_LARGE, PAYLOAD_NOT_JSON. Idempotent with request_id.
+   * ended or the wait has passed. Errors: INSTANCE_ID_ALREADY_EXISTS, INVALID_INSTANCE_ID, PAYLOAD_TOO_LARGE,
+   * PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON, DURATION_OUT_OF_RANGE, IDEMPOTENCY_KEY_REUSED. Idempotent with request_id.
    */
   createInstance(
     request: CreateInstanceRequest,

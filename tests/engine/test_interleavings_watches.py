@@ -1,0 +1,169 @@
+"""Interleavings of changes and those who watch them, each forced: what was seen is a revision per instance."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+
+import pytest
+
+from stepwell_server.domain.times import MINUTE
+from stepwell_server.domain.workflows import Instance, InstanceStatus
+from stepwell_server.engine.watches import Watcher
+from tests.support.runs import (
+    BEGIN,
+    FINISH,
+    SUSPEND,
+    Engine,
+    background,
+    done,
+    held_before_commit,
+    opens,
+    replicas_on,
+    sleeps,
+)
+
+
+@pytest.fixture
+async def engine(database_url: str) -> AsyncIterator[Engine]:
+    """A replica, on each of the two databases."""
+    async with replicas_on(database_url) as (one,):
+        yield one
+
+
+@pytest.fixture
+async def replicas(postgres_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
+    """Two replicas on one PostgreSQL. No hint is ever sent between them, unless a test does."""
+    async with replicas_on(postgres_url, 2) as (here, there):
+        yield here, there
+
+
+async def newest(watcher: Watcher) -> dict[str, Instance]:
+    """What a watcher is told next, by instance."""
+    async with asyncio.timeout(10):
+        return {one.key.instance_id: one for one, _ in await watcher.take()}
+
+
+async def watching(engine: Engine, *names: str) -> Watcher:
+    """Somebody who follows these instances and knows them as they are."""
+    watcher = Watcher()
+    for name in names:
+        mark = engine.watches.mark()
+        instance = await engine.get(name)
+        engine.watches.follow(watcher, instance, instance.revision, mark)
+    return watcher
+
+
+async def test_a_change_that_commits_after_a_later_one_was_seen_is_not_missed(replicas: tuple[Engine, Engine]) -> None:
+    """Rule 27: a cursor over everything would have passed it already; hints are lost, and the sweep finds both."""
+    here, there = replicas
+    for name in ("early", "late"):
+        await here.create(name)
+    watcher = await watching(here, "early", "late")
+    async with background(here.watches.run()):
+        async with held_before_commit(there, there.pause("early"), label="call"):
+            await here.pause("late")
+            assert set(await newest(watcher)) == {"late"}
+        here.watches.note_all()
+
+        told = await newest(watcher)
+
+    assert told["early"].status is InstanceStatus.PAUSED and set(told) == {"early"}
+
+
+async def test_a_pause_that_takes_effect_because_the_worker_is_lost_is_told(engine: Engine) -> None:
+    """Rule 27: every change of a status has a revision, also one that no call has made."""
+    mine = await engine.begin()
+    await engine.say(mine, (BEGIN, opens("a")))
+    await engine.pause()
+    watcher = await watching(engine, "x")
+
+    async with background(engine.watches.run()):
+        await engine.lose_worker()
+        told = await newest(watcher)
+
+    assert told["x"].status is InstanceStatus.PAUSED
+
+
+async def test_no_two_statuses_of_an_instance_have_one_revision(engine: Engine) -> None:
+    """Rule 27: from birth over a takeover, a pause and an end to the next run, revisions only grow."""
+    seen = [await engine.create()]
+
+    async def look() -> None:
+        now = await engine.get()
+        assert now.status is not seen[-1].status, "this was to change the status"
+        seen.append(now)
+
+    mine = await engine.claim_one()
+    await look()
+    await engine.lose_worker()
+    await look()
+    mine = await engine.claim_one()
+    await look()
+    await engine.say(mine, sleeps("nap"), SUSPEND)
+    await look()
+    await engine.pause()
+    await look()
+    await engine.resume()
+    await look()
+    mine = await engine.claim_one()
+    await look()
+    await engine.pause()
+    await look()
+    await engine.say(mine, done("a"))
+    await look()
+    await engine.terminate()
+    await look()
+    await engine.restart()
+    await look()
+    mine = await engine.claim_one()
+    await look()
+    await engine.say(mine, FINISH)
+    await look()
+
+    revisions = [one.revision for one in seen]
+    assert revisions == sorted(set(revisions))
+
+
+async def test_what_changes_between_reading_and_following_is_told(engine: Engine) -> None:
+    """Rule 27: who asks for the end of an instance that ends in this very moment would wait for the next sweep."""
+    mine = await engine.begin()
+    watcher = Watcher()
+    mark = engine.watches.mark()
+    read = await engine.get()
+    await engine.say(mine, FINISH)
+
+    async with background(engine.watches.run()):
+        engine.watches.follow(watcher, read, read.revision, mark)
+        told = await newest(watcher)
+
+    assert told["x"].status is InstanceStatus.COMPLETE
+
+
+async def test_a_wait_for_the_end_is_answered_by_the_end(engine: Engine) -> None:
+    """Rule 27: by the commit itself, without a sweep and without asking again."""
+    mine = await engine.begin()
+    async with background(engine.watches.run()):
+        waiting = asyncio.create_task(engine.workflows.wait(engine.key(), MINUTE))
+        await engine.say(mine, done("a"))
+        await engine.pause()
+        await engine.resume()
+        assert not waiting.done()
+        await engine.say(mine, FINISH)
+        async with asyncio.timeout(3):
+            ended = await waiting
+
+    assert ended.status is InstanceStatus.COMPLETE
+
+
+async def test_a_watcher_is_never_told_of_an_older_state_after_a_newer_one(engine: Engine) -> None:
+    """Rule 27: states are conflated, and their order is that of their revisions."""
+    mine = await engine.begin()
+    watcher = await watching(engine, "x")
+    old = await engine.get()
+    await engine.say(mine, FINISH)
+    async with background(engine.watches.run()):
+        assert (await newest(watcher))["x"].status is InstanceStatus.COMPLETE
+        engine.watches._offer(watcher, old)
+
+    assert not watcher.ready.is_set()

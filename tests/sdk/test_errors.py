@@ -1,0 +1,75 @@
+"""What is stored of an exception, and what it comes back as."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from stepwell import NonRetryableError, StepFailed
+from stepwell.errors import from_failure, to_failure
+from stepwell.v1.common_pb2 import Failure
+
+
+class Speechless(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError("no words")
+
+
+class Described(Exception):
+    @property
+    def message(self) -> str:
+        return "of the class"
+
+
+@dataclass(frozen=True)
+class Declared(Exception):
+    message: str
+
+
+class Counted(Exception):
+    def __new__(cls, number: int) -> Counted:
+        return super().__new__(cls)
+
+
+class Sealed(Exception):
+    def __init_subclass__(cls) -> None:
+        raise LookupError("no children")
+
+
+class Named(StepFailed):
+    @property
+    def message(self) -> str:
+        return "fixed"
+
+    @message.setter
+    def message(self, value: str) -> None:
+        raise LookupError("not to be set")
+
+
+def test_an_error_that_cannot_say_what_it_is_about_keeps_its_name() -> None:
+    failure = to_failure(Speechless())
+
+    assert (failure.name, failure.message) == ("Speechless", "<Speechless that cannot say what it is about>")
+
+
+@pytest.mark.parametrize(("name", "stored"), [("a\0b", "ab"), ("\ud800", "?"), (402, "402"), ("x" * 300, "x" * 256)])
+def test_a_name_is_text_that_the_wire_accepts(name: Any, stored: str) -> None:
+    assert to_failure(NonRetryableError("no money", name)).name == stored
+
+
+@pytest.mark.parametrize("cls", [Described, Declared, KeyError, OSError, UnicodeDecodeError])
+def test_a_stored_failure_is_caught_as_what_it_was(cls: type[Exception]) -> None:
+    error = from_failure(Failure(name=cls.__name__, message="as stored"))
+
+    assert isinstance(error, cls)
+    assert (error.name, error.message, str(error)) == (cls.__name__, "as stored", "as stored")
+
+
+@pytest.mark.parametrize("cls", [Counted, Sealed, Named, StopIteration])
+def test_a_class_that_has_no_stand_in_comes_back_as_a_failed_step(cls: type[Exception]) -> None:
+    error = from_failure(Failure(name=cls.__name__, message="as stored"))
+
+    assert type(error) is StepFailed
+    assert (error.name, error.message, str(error)) == (cls.__name__, "as stored", "as stored")
