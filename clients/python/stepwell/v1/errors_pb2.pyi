@@ -160,6 +160,22 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT: a step name that is empty or longer than 256 characters."""
     ERROR_REASON_PROCESS_DISABLED: _ErrorReason.ValueType  # 120
     """FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off)."""
+    ERROR_REASON_HOOK_NOT_FOUND: _ErrorReason.ValueType  # 130
+    """NOT_FOUND: there is no hook of that id. Metadata: "hook_id"."""
+    ERROR_REASON_HOOK_ID_ALREADY_EXISTS: _ErrorReason.ValueType  # 131
+    """ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id"."""
+    ERROR_REASON_INVALID_HOOK_NAME: _ErrorReason.ValueType  # 132
+    """INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name"."""
+    ERROR_REASON_INVALID_HOOK_ID: _ErrorReason.ValueType  # 133
+    """INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id"."""
+    ERROR_REASON_HOOK_COMPLETED: _ErrorReason.ValueType  # 134
+    """FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id"."""
+    ERROR_REASON_HOOK_ENDED: _ErrorReason.ValueType  # 135
+    """FAILED_PRECONDITION: the hook is completed, failed or cancelled. Metadata: "hook_id", "status"."""
+    ERROR_REASON_HOOK_HANDLER_NOT_FOUND: _ErrorReason.ValueType  # 136
+    """Name of the failure of a hook that nobody ever registered a handler or target for. Never the reason of a call."""
+    ERROR_REASON_HOOK_TARGET_NOT_FOUND: _ErrorReason.ValueType  # 137
+    """NOT_FOUND: no target of that name. Metadata: "name"."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the reason of a refusal. Clients match on it; messages are for people and may change."""
@@ -288,6 +304,22 @@ ERROR_REASON_INVALID_STEP_NAME: ErrorReason.ValueType  # 113
 """INVALID_ARGUMENT: a step name that is empty or longer than 256 characters."""
 ERROR_REASON_PROCESS_DISABLED: ErrorReason.ValueType  # 120
 """FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off)."""
+ERROR_REASON_HOOK_NOT_FOUND: ErrorReason.ValueType  # 130
+"""NOT_FOUND: there is no hook of that id. Metadata: "hook_id"."""
+ERROR_REASON_HOOK_ID_ALREADY_EXISTS: ErrorReason.ValueType  # 131
+"""ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id"."""
+ERROR_REASON_INVALID_HOOK_NAME: ErrorReason.ValueType  # 132
+"""INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name"."""
+ERROR_REASON_INVALID_HOOK_ID: ErrorReason.ValueType  # 133
+"""INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id"."""
+ERROR_REASON_HOOK_COMPLETED: ErrorReason.ValueType  # 134
+"""FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id"."""
+ERROR_REASON_HOOK_ENDED: ErrorReason.ValueType  # 135
+"""FAILED_PRECONDITION: the hook is completed, failed or cancelled. Metadata: "hook_id", "status"."""
+ERROR_REASON_HOOK_HANDLER_NOT_FOUND: ErrorReason.ValueType  # 136
+"""Name of the failure of a hook that nobody ever registered a handler or target for. Never the reason of a call."""
+ERROR_REASON_HOOK_TARGET_NOT_FOUND: ErrorReason.ValueType  # 137
+"""NOT_FOUND: no target of that name. Metadata: "name"."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

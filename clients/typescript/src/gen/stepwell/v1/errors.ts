@@ -156,6 +156,22 @@ export enum ErrorReason {
   ERROR_REASON_INVALID_STEP_NAME = 113,
   /** ERROR_REASON_PROCESS_DISABLED - FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off). */
   ERROR_REASON_PROCESS_DISABLED = 120,
+  /** ERROR_REASON_HOOK_NOT_FOUND - NOT_FOUND: there is no hook of that id. Metadata: "hook_id". */
+  ERROR_REASON_HOOK_NOT_FOUND = 130,
+  /** ERROR_REASON_HOOK_ID_ALREADY_EXISTS - ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id". */
+  ERROR_REASON_HOOK_ID_ALREADY_EXISTS = 131,
+  /** ERROR_REASON_INVALID_HOOK_NAME - INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name". */
+  ERROR_REASON_INVALID_HOOK_NAME = 132,
+  /** ERROR_REASON_INVALID_HOOK_ID - INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id". */
+  ERROR_REASON_INVALID_HOOK_ID = 133,
+  /** ERROR_REASON_HOOK_COMPLETED - FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id". */
+  ERROR_REASON_HOOK_COMPLETED = 134,
+  /** ERROR_REASON_HOOK_ENDED - FAILED_PRECONDITION: the hook is completed, failed or cancelled. Metadata: "hook_id", "status". */
+  ERROR_REASON_HOOK_ENDED = 135,
+  /** ERROR_REASON_HOOK_HANDLER_NOT_FOUND - Name of the failure of a hook that nobody ever registered a handler or target for. Never the reason of a call. */
+  ERROR_REASON_HOOK_HANDLER_NOT_FOUND = 136,
+  /** ERROR_REASON_HOOK_TARGET_NOT_FOUND - NOT_FOUND: no target of that name. Metadata: "name". */
+  ERROR_REASON_HOOK_TARGET_NOT_FOUND = 137,
   UNRECOGNIZED = -1,
 }
 
@@ -332,6 +348,30 @@ export function errorReasonFromJSON(object: any): ErrorReason {
     case 120:
     case "ERROR_REASON_PROCESS_DISABLED":
       return ErrorReason.ERROR_REASON_PROCESS_DISABLED;
+    case 130:
+    case "ERROR_REASON_HOOK_NOT_FOUND":
+      return ErrorReason.ERROR_REASON_HOOK_NOT_FOUND;
+    case 131:
+    case "ERROR_REASON_HOOK_ID_ALREADY_EXISTS":
+      return ErrorReason.ERROR_REASON_HOOK_ID_ALREADY_EXISTS;
+    case 132:
+    case "ERROR_REASON_INVALID_HOOK_NAME":
+      return ErrorReason.ERROR_REASON_INVALID_HOOK_NAME;
+    case 133:
+    case "ERROR_REASON_INVALID_HOOK_ID":
+      return ErrorReason.ERROR_REASON_INVALID_HOOK_ID;
+    case 134:
+    case "ERROR_REASON_HOOK_COMPLETED":
+      return ErrorReason.ERROR_REASON_HOOK_COMPLETED;
+    case 135:
+    case "ERROR_REASON_HOOK_ENDED":
+      return ErrorReason.ERROR_REASON_HOOK_ENDED;
+    case 136:
+    case "ERROR_REASON_HOOK_HANDLER_NOT_FOUND":
+      return ErrorReason.ERROR_REASON_HOOK_HANDLER_NOT_FOUND;
+    case 137:
+    case "ERROR_REASON_HOOK_TARGET_NOT_FOUND":
+      return ErrorReason.ERROR_REASON_HOOK_TARGET_NOT_FOUND;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -455,6 +495,22 @@ export function errorReasonToJSON(object: ErrorReason): string {
       return "ERROR_REASON_INVALID_STEP_NAME";
     case ErrorReason.ERROR_REASON_PROCESS_DISABLED:
       return "ERROR_REASON_PROCESS_DISABLED";
+    case ErrorReason.ERROR_REASON_HOOK_NOT_FOUND:
+      return "ERROR_REASON_HOOK_NOT_FOUND";
+    case ErrorReason.ERROR_REASON_HOOK_ID_ALREADY_EXISTS:
+      return "ERROR_REASON_HOOK_ID_ALREADY_EXISTS";
+    case ErrorReason.ERROR_REASON_INVALID_HOOK_NAME:
+      return "ERROR_REASON_INVALID_HOOK_NAME";
+    case ErrorReason.ERROR_REASON_INVALID_HOOK_ID:
+      return "ERROR_REASON_INVALID_HOOK_ID";
+    case ErrorReason.ERROR_REASON_HOOK_COMPLETED:
+      return "ERROR_REASON_HOOK_COMPLETED";
+    case ErrorReason.ERROR_REASON_HOOK_ENDED:
+      return "ERROR_REASON_HOOK_ENDED";
+    case ErrorReason.ERROR_REASON_HOOK_HANDLER_NOT_FOUND:
+      return "ERROR_REASON_HOOK_HANDLER_NOT_FOUND";
+    case ErrorReason.ERROR_REASON_HOOK_TARGET_NOT_FOUND:
+      return "ERROR_REASON_HOOK_TARGET_NOT_FOUND";
     case ErrorReason.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";
