@@ -24,6 +24,8 @@
     │   ├── InvalidEventType
     │   ├── InvalidStepName
     │   ├── InvalidSessionId
+    │   ├── InvalidHookName
+    │   ├── InvalidHookId
     │   ├── DuplicateHandler
     │   └── HelloRequired
     ├── IdempotencyKeyReused
@@ -47,6 +49,12 @@
     ├── PendingEventsLimit
     ├── StepTypeMismatch
     ├── MaxStepsExceeded
+    ├── HookNotFound
+    ├── HookIdAlreadyExists
+    ├── HookCompleted
+    ├── HookEnded
+    ├── HookTargetNotFound
+    ├── ProcessDisabled
     ├── LeaseLost                     drop the task
     │   └── RunSuperseded
     ├── HelloTimeout
@@ -266,6 +274,38 @@ class StepTypeMismatch(StepwellError):
 
 class MaxStepsExceeded(StepwellError):
     reason = "MAX_STEPS_EXCEEDED"
+
+
+class InvalidHookName(InvalidRequest):
+    reason = "INVALID_HOOK_NAME"
+
+
+class InvalidHookId(InvalidRequest):
+    reason = "INVALID_HOOK_ID"
+
+
+class HookNotFound(StepwellError):
+    reason = "HOOK_NOT_FOUND"
+
+
+class HookIdAlreadyExists(StepwellError):
+    reason = "HOOK_ID_ALREADY_EXISTS"
+
+
+class HookCompleted(StepwellError):
+    reason = "HOOK_COMPLETED"
+
+
+class HookEnded(StepwellError):
+    reason = "HOOK_ENDED"
+
+
+class HookTargetNotFound(StepwellError):
+    reason = "HOOK_TARGET_NOT_FOUND"
+
+
+class ProcessDisabled(StepwellError):
+    reason = "PROCESS_DISABLED"
 
 
 class LeaseLost(StepwellError):
