@@ -156,6 +156,14 @@ const (
 	ErrorReason_ERROR_REASON_INVALID_STEP_NAME ErrorReason = 113
 	// FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off).
 	ErrorReason_ERROR_REASON_PROCESS_DISABLED ErrorReason = 120
+	// INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+	// address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+	// host turned out to have such an address. Metadata: "field".
+	ErrorReason_ERROR_REASON_SSRF_BLOCKED ErrorReason = 140
+	// INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field".
+	ErrorReason_ERROR_REASON_INVALID_WEBHOOK_URL ErrorReason = 141
+	// FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off).
+	ErrorReason_ERROR_REASON_WEBHOOKS_DISABLED ErrorReason = 142
 )
 
 // Enum value maps for ErrorReason.
@@ -218,6 +226,9 @@ var (
 		112: "ERROR_REASON_DUPLICATE_STEP_KEY",
 		113: "ERROR_REASON_INVALID_STEP_NAME",
 		120: "ERROR_REASON_PROCESS_DISABLED",
+		140: "ERROR_REASON_SSRF_BLOCKED",
+		141: "ERROR_REASON_INVALID_WEBHOOK_URL",
+		142: "ERROR_REASON_WEBHOOKS_DISABLED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -277,6 +288,9 @@ var (
 		"ERROR_REASON_DUPLICATE_STEP_KEY":         112,
 		"ERROR_REASON_INVALID_STEP_NAME":          113,
 		"ERROR_REASON_PROCESS_DISABLED":           120,
+		"ERROR_REASON_SSRF_BLOCKED":               140,
+		"ERROR_REASON_INVALID_WEBHOOK_URL":        141,
+		"ERROR_REASON_WEBHOOKS_DISABLED":          142,
 	}
 )
 
@@ -393,7 +407,7 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\bmetadata\x18\x04 \x03(\v2$.stepwell.v1.ItemError.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\xfe\x0f\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\xea\x10\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12%\n" +
@@ -452,7 +466,10 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\x1fERROR_REASON_MAX_STEPS_EXCEEDED\x10o\x12#\n" +
 	"\x1fERROR_REASON_DUPLICATE_STEP_KEY\x10p\x12\"\n" +
 	"\x1eERROR_REASON_INVALID_STEP_NAME\x10q\x12!\n" +
-	"\x1dERROR_REASON_PROCESS_DISABLED\x10xB-\n" +
+	"\x1dERROR_REASON_PROCESS_DISABLED\x10x\x12\x1e\n" +
+	"\x19ERROR_REASON_SSRF_BLOCKED\x10\x8c\x01\x12%\n" +
+	" ERROR_REASON_INVALID_WEBHOOK_URL\x10\x8d\x01\x12#\n" +
+	"\x1eERROR_REASON_WEBHOOKS_DISABLED\x10\x8e\x01B-\n" +
 	"\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3"
 
 var (

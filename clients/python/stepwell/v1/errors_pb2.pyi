@@ -160,6 +160,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT: a step name that is empty or longer than 256 characters."""
     ERROR_REASON_PROCESS_DISABLED: _ErrorReason.ValueType  # 120
     """FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off)."""
+    ERROR_REASON_SSRF_BLOCKED: _ErrorReason.ValueType  # 140
+    """INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+    address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+    host turned out to have such an address. Metadata: "field".
+    """
+    ERROR_REASON_INVALID_WEBHOOK_URL: _ErrorReason.ValueType  # 141
+    """INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field"."""
+    ERROR_REASON_WEBHOOKS_DISABLED: _ErrorReason.ValueType  # 142
+    """FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the reason of a refusal. Clients match on it; messages are for people and may change."""
@@ -288,6 +297,15 @@ ERROR_REASON_INVALID_STEP_NAME: ErrorReason.ValueType  # 113
 """INVALID_ARGUMENT: a step name that is empty or longer than 256 characters."""
 ERROR_REASON_PROCESS_DISABLED: ErrorReason.ValueType  # 120
 """FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off)."""
+ERROR_REASON_SSRF_BLOCKED: ErrorReason.ValueType  # 140
+"""INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+host turned out to have such an address. Metadata: "field".
+"""
+ERROR_REASON_INVALID_WEBHOOK_URL: ErrorReason.ValueType  # 141
+"""INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field"."""
+ERROR_REASON_WEBHOOKS_DISABLED: ErrorReason.ValueType  # 142
+"""FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final
