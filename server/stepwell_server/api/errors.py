@@ -78,6 +78,9 @@ CODES: dict[type[errors.StepwellError], StatusCode] = {
     errors.SlowConsumer: StatusCode.RESOURCE_EXHAUSTED,
     errors.SessionHasStream: StatusCode.FAILED_PRECONDITION,
     errors.SessionNotRegistered: StatusCode.FAILED_PRECONDITION,
+    errors.SsrfBlocked: StatusCode.INVALID_ARGUMENT,
+    errors.InvalidWebhookUrl: StatusCode.INVALID_ARGUMENT,
+    errors.WebhooksDisabled: StatusCode.FAILED_PRECONDITION,
 }
 
 

@@ -27,7 +27,9 @@
     │   ├── InvalidHookName
     │   ├── InvalidHookId
     │   ├── DuplicateHandler
-    │   └── HelloRequired
+    │   ├── HelloRequired
+    │   ├── SsrfBlocked
+    │   └── InvalidWebhookUrl
     ├── IdempotencyKeyReused
     ├── DatabaseUnavailable           repeat the call
     ├── ShuttingDown                  repeat the call
@@ -63,7 +65,8 @@
     ├── FrameRate
     ├── SlowConsumer
     ├── SessionHasStream
-    └── SessionNotRegistered
+    ├── SessionNotRegistered
+    └── WebhooksDisabled
 
 The metadata of an error holds every value that its message mentions, so that a client never parses a sentence.
 """
@@ -346,3 +349,17 @@ class SessionHasStream(StepwellError):
 
 class SessionNotRegistered(StepwellError):
     reason = "SESSION_NOT_REGISTERED"
+
+
+class SsrfBlocked(InvalidRequest):
+    """The webhook is not out on the public internet, so this server does not talk to it."""
+
+    reason = "SSRF_BLOCKED"
+
+
+class InvalidWebhookUrl(InvalidRequest):
+    reason = "INVALID_WEBHOOK_URL"
+
+
+class WebhooksDisabled(StepwellError):
+    reason = "WEBHOOKS_DISABLED"
