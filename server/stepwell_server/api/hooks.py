@@ -59,7 +59,6 @@ class HookServicer(HookServiceServicer):
         hook = await self._hooks.cancel(_key(request), request_of(request))
         return pb.CancelHookResponse(hook=convert.hook_to_pb(hook))
 
-
     async def PutHookTarget(self, request: pb.PutHookTargetRequest, context: Context) -> pb.PutHookTargetResponse:
         namespace = convert.namespace_from_pb(request.namespace)
         target = await self._targets.put(namespace, request.name, request.url, request.secrets, request_of(request))

@@ -1,7 +1,7 @@
 """The replica as the worker of webhooks: it takes their hooks like any worker, and delivers them.
 
-A delivery is an execution of the hook's own task: leased, fenced and counted by the spine, executed after the commit that
-leased it, outside of any transaction. How many there are at a time for one target is the limit of its handler.
+A delivery is an execution of the hook's own task: leased, fenced and counted by the spine, executed after the commit
+that leased it, outside of any transaction. How many there are at a time for one target is the limit of its handler.
 """
 
 from __future__ import annotations
