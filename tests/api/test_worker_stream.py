@@ -12,6 +12,7 @@ from stepwell.errors import CallFailed, failure_of
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.api import listeners, streams
+from stepwell_server.api import workers as servicer
 from stepwell_server.api.access import AllowAll, Caller, Category, Principal
 from stepwell_server.domain.errors import Unauthenticated
 from stepwell_server.engine.loops import sweep
