@@ -170,6 +170,16 @@ async def test_get_and_history_show_everything(typed: Typed) -> None:
     )
 
 
+async def test_a_long_id_stays_on_the_line_of_its_title(typed: Typed) -> None:
+    long = "i" * 100
+    await typed("workflow", "create", "broken", "--id", long, "--wait", "20s", code=1)
+
+    assert f"broken {long}\n" in await typed("workflow", "get", "broken", long)
+    assert await typed("workflow", "history", "broken", long) == (
+        f"broken {long}, run 0\nat    what  name  status  attempts\nnone\n"
+    )
+
+
 async def test_watch_follows_an_instance_to_its_end(typed: Typed, tmp_path: Path) -> None:
     await typed.waiting("it", n=4)
     async with start_command("workflow", "watch", "order", "it", server=typed.address, cwd=tmp_path) as watching:
