@@ -53,7 +53,8 @@ class CallFailed(Exception):
     def __init__(
         self, code: grpc.StatusCode, message: str, reason: str = "", metadata: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(f"{message} ({reason or code.name})")
+        about = ", ".join(f"{key}={value}" for key, value in (metadata or {}).items())
+        super().__init__(f"{message} ({reason or code.name}{f': {about}' if about else ''})")
         self.code = code
         self.message = message
         self.reason = reason
