@@ -197,9 +197,17 @@ def to_failure(error: BaseException, *, non_retryable: bool = False) -> common_p
     ends = non_retryable or isinstance(error, NonRetryableError | StepMaxAttemptsExceeded | StepResultInvalid)
     return common_pb2.Failure(
         name=text_of(name or type(error).__name__)[:_NAME_CHARACTERS],
-        message=text_of(error)[:_MESSAGE_CHARACTERS],
+        message=_told(error)[:_MESSAGE_CHARACTERS],
         non_retryable=ends,
     )
+
+
+def _told(error: BaseException) -> str:
+    """What an exception says; a group says what its members do, for only that tells what happened."""
+    if not isinstance(error, BaseExceptionGroup):
+        return text_of(error)
+    members = "; ".join(f"{type(member).__name__}: {_told(member)}" for member in error.exceptions)
+    return f"{text_of(error)}: {members}"
 
 
 def from_failure(failure: common_pb2.Failure, original: type[Exception] | None = None) -> StepFailed:
