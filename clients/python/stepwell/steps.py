@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial, wraps
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from stepwell.bodies import Body
 from stepwell.durations import DurationLike, InstantLike, to_datetime, to_duration, to_timedelta, to_timestamp
@@ -43,11 +43,11 @@ class StepOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceivedEvent:
+class ReceivedEvent(Generic[T]):
     """The event that a step waited for."""
 
     type: str
-    payload: Any
+    payload: T
     timestamp: datetime
 
 
@@ -158,11 +158,29 @@ class WorkflowStep:
     async def wait_for_event(
         self,
         name: str,
+    @overload
+    async def wait_for_event(
+        self,
+        name: str,
+        *,
+        type: str,
+        timeout: DurationLike = ...,  # noqa: ASYNC109
+        into: Callable[..., T],
+    ) -> ReceivedEvent[T]: ...
+    @overload
+    async def wait_for_event(
+        self,
+        name: str,
+        *,
+        type: str,
+        timeout: DurationLike = ...,  # noqa: ASYNC109
+        into: Any = None,
+    ) -> ReceivedEvent[Any]: ...
         *,
         type: str,
         timeout: DurationLike = "24 hours",  # noqa: ASYNC109 - the server's, and stored
         into: Any = None,
-    ) -> ReceivedEvent:
+    ) -> ReceivedEvent[Any]:
         """Wait for an event of this type. WaitForEventTimeoutError if none was sent in time.
 
         `into` is a type to build the event's payload into.
