@@ -10,7 +10,7 @@ from functools import partial, wraps
 from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from stepwell.bodies import Body
-from stepwell.durations import DurationLike, InstantLike, to_datetime, to_duration, to_timedelta, to_timestamp
+from stepwell.durations import DurationLike, InstantLike, to_datetime, to_duration, to_timedelta, to_timestamp, to_words
 from stepwell.payloads import from_payload
 from stepwell.retry import Retry, to_retry
 from stepwell.v1 import workers_pb2 as pb
@@ -192,7 +192,7 @@ class WorkflowStep:
         length = to_timedelta(timeout)
         if not _SHORTEST_EVENT_WAIT <= length <= self._engine.max_timer:
             raise ValueError(
-                f"WAIT_FOR_EVENT_TIMEOUT_RANGE: from 1 second to {self._engine.max_timer}, not {timeout!r}"
+                f"WAIT_FOR_EVENT_TIMEOUT_RANGE: from 1 second to {to_words(self._engine.max_timer)}, not {timeout!r}"
             )
         wait = pb.EventWait(type=type, timeout=to_duration(length))
         state = await self._engine.wait(pb.Wait(name=name, event=wait))
@@ -204,7 +204,7 @@ class WorkflowStep:
 
     def _checked(self, length: timedelta) -> timedelta:
         if length > self._engine.max_timer:
-            raise ValueError(f"a wait is at most {self._engine.max_timer}, not {length}")
+            raise ValueError(f"a wait is at most {to_words(self._engine.max_timer)}, not {to_words(length)}")
         return length
 
 
