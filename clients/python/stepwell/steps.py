@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
@@ -133,7 +134,9 @@ class WorkflowStep:
         if len(args) == 1 and not config and callable(args[0]):  # what nearly all steps are
             return self._do(name, args[0], _NO_OPTIONS, into)
         functions = [arg for arg in args if callable(arg)]
-        options = _options(*(arg for arg in args if arg is not None and not callable(arg)), config)
+        configs = [arg for arg in args if arg is not None and not callable(arg)]
+        _check_call(name, functions, configs)
+        options = _options(*configs, config)
         if functions:
             return self._do(name, functions[0], options, into)
 
@@ -155,9 +158,6 @@ class WorkflowStep:
         """Wait for an instant: a datetime with a time zone, or milliseconds since the epoch."""
         await self._engine.wait(pb.Wait(name=name, sleep_until=to_timestamp(instant)))
 
-    async def wait_for_event(
-        self,
-        name: str,
     @overload
     async def wait_for_event(
         self,
@@ -176,6 +176,9 @@ class WorkflowStep:
         timeout: DurationLike = ...,  # noqa: ASYNC109
         into: Any = None,
     ) -> ReceivedEvent[Any]: ...
+    async def wait_for_event(
+        self,
+        name: str,
         *,
         type: str,
         timeout: DurationLike = "24 hours",  # noqa: ASYNC109 - the server's, and stored
@@ -209,6 +212,20 @@ class WorkflowStep:
 
 
 _NO_OPTIONS = StepOptions()
+
+
+def _check_call(name: object, functions: list[Any], configs: list[Any]) -> None:
+    """TypeError for what is easily written instead of `step.do("name", function)`."""
+    if not isinstance(name, str):
+        raise TypeError(f'a step begins with its name, such as step.do("ship", ship), not with {name!r}')
+    for config in configs:
+        if inspect.iscoroutine(config):
+            config.close()
+            raise TypeError(f"the step {name!r} needs a function, not what it returned: write lambda: f(x), not f(x)")
+        if not isinstance(config, Mapping):
+            raise TypeError(f"the step {name!r} needs a function, not {config!r}")
+    if len(functions) > 1:
+        raise TypeError(f"the step {name!r} has one function, not {len(functions)}")
 
 
 def _options(*configs: Config) -> StepOptions:
