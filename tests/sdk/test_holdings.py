@@ -318,6 +318,8 @@ async def test_a_class_that_cannot_be_made_fails_its_run_not_the_worker(worker: 
         def __init__(self) -> None:
             raise LookupError("no settings")
 
+        async def run(self, event: Any, step: Any) -> None: ...
+
     worker.holdings = Holdings(App([Broken]), None, InlinePool(), worker.clock)
     worker.welcome()
 

@@ -113,7 +113,10 @@ async def test_a_workflow_starts_another_through_the_workers_client(
     assert [item.instance_id for item in server.workflows.creates[0].items] == ["child-parent-1"]
 
 
-async def test_a_lost_stream_is_replaced_and_nothing_is_lost(server: FakeServer, client: Client, app: App) -> None:
+async def test_a_lost_stream_is_replaced_and_nothing_is_lost(
+    server: FakeServer, client: Client, app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "stepwell.worker")
     server.workers.acks = False
     async with Worker(client, app):
         first = await server.workers.streams.get()
@@ -127,6 +130,10 @@ async def test_a_lost_stream_is_replaced_and_nothing_is_lost(server: FakeServer,
         assert [(held.task_id, held.fence) for held in second.hello.held] == [(1, 1)]
         assert (await second.until("finish")).finish.output.json == "3"
     assert [frame.number for frame in second.frames if frame.task_id] == [1, 2, 3]
+    assert [line.split()[0] for line in caplog.messages if line.startswith("stream_")] == [
+        "stream_lost",
+        "stream_restored",
+    ]
 
 
 async def test_a_server_that_drains_is_left_at_once_for_another_stream(

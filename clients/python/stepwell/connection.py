@@ -124,6 +124,8 @@ class Connection:
         goes_on = True
         for frame in message.frames:
             if frame.HasField("welcome"):
+                if self.is_welcome.is_set():
+                    _LOG.info("stream_restored")
                 self._holdings.welcomed(frame.welcome)
                 self._tries = self._ticks = 0
                 self._next_tick()  # at the interval that this server wants

@@ -25,6 +25,7 @@ from stepwell.errors import (
     StepMaxAttemptsExceeded,
     StepResultInvalid,
     from_failure,
+    raised_for,
 )
 from stepwell.functions import WorkflowFunction, finish_of
 from stepwell.hosts import Host, Phase
@@ -470,7 +471,5 @@ def _settle(future: asyncio.Future[pb.StepState], state: pb.StepState, error: Ba
     if state.status == states.STEP_STATUS_COMPLETED:
         future.set_result(state)
     else:
-        # A CancelledError or SystemExit of a body ends the step, it must not end the function or the worker; and a
-        # StopIteration cannot be raised out of a coroutine at all.
-        is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-        future.set_exception(error if error is not None and is_plain else from_failure(state.failure))
+        failure = state.failure
+        future.set_exception(from_failure(failure) if error is None else raised_for(error, failure))
