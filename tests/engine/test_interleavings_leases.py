@@ -291,6 +291,25 @@ async def test_a_goodbye_counts_for_bodies_that_it_interrupts(engine: Engine, du
     assert step.status is (StepStatus.PENDING if during else StepStatus.COMPLETED)
 
 
+@pytest.mark.parametrize("how", ["goodbye", "broken"])
+async def test_a_stream_that_ends_right_after_an_arrival_counts_unless_it_says_goodbye(
+    engine: Engine, how: str
+) -> None:
+    """Rule 9: a first body that kills its worker at once must end, and one that never began keeps its attempt."""
+    connection = await engine.connect(ANNA)
+    await engine.create()
+    mine = await engine.claim_one(connection.owner)
+    engine.dispatcher.hold(connection.place, mine.held)
+    connection.acknowledge(mine.held)
+
+    await engine.workers.disconnect(connection, goodbye=how == "goodbye")
+    await engine.pass_lease_time(6)
+    await engine.sweep()
+
+    theirs = await engine.claim_one(BEN)
+    assert theirs.handed.task.interruptions == (0 if how == "goodbye" else 1)
+
+
 async def test_a_takeover_is_charged_once_though_the_claim_that_charges_is_lost_too(engine: Engine) -> None:
     """Rule 9: the claim adds the attempts and forgets what was open, in one transaction."""
     mine = await engine.begin()

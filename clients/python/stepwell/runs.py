@@ -156,6 +156,13 @@ class Run:
             self._expects_news = True
             self._touch()
 
+    def name_bodies(self) -> None:
+        """Say which bodies execute, if no frame has said so yet. To a server that is left, all others never began."""
+        if self.phase is Phase.HELD and any(call.state is CallState.EXECUTING for call in self._unannounced):
+            if not self._reports.has_news:
+                self._reports.add(pb.WorkerFrame(begin_steps=pb.BeginSteps()))
+            self._send([])
+
     def drop(self) -> None:
         """End the run in this process: cancel the function and its bodies, report nothing any more."""
         if self.phase is Phase.DROPPED:
@@ -421,8 +428,10 @@ class Run:
         if begins and not self._reports.has_news:
             self._reports.add(pb.WorkerFrame(begin_steps=pb.BeginSteps()))
         self._conclude()
-        if not self._reports.has_news:
-            return
+        if self._reports.has_news:
+            self._send(begins)
+
+    def _send(self, begins: list[StepCall]) -> None:
         executing = [call for call in self._unannounced if call.state is CallState.EXECUTING]
         self._unannounced = []
         self._interruptions = 0
