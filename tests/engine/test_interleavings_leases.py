@@ -15,6 +15,7 @@ from stepwell_server.domain.times import DAY, HOUR, MINUTE, SECOND
 from stepwell_server.domain.workflows import InstanceStatus, StepStatus
 from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.storage import sessions
 from stepwell_server.storage import tasks as store
 from tests.support.runs import (
     ANNA,
@@ -184,6 +185,15 @@ async def test_an_older_stream_of_a_session_is_closed_by_a_newer_one_on_another_
     with pytest.raises(Superseded):
         await taken(old)
     assert new.end is None
+
+
+async def test_a_session_that_comes_back_after_a_clean_up_has_a_higher_number(engine: Engine) -> None:
+    """Rule 8: a number that was used again would let a stream that is long dead pass for the newest."""
+    first = await engine.connect(ANNA)
+    await engine.workers.disconnect(first, goodbye=False)
+    await engine.db.run_tx(sessions.delete_gone)
+
+    assert (await engine.connect(ANNA)).owner.connection == 2
 
 
 async def test_a_draining_replica_returns_what_it_never_sent_and_shortens_nothing(engine: Engine) -> None:
