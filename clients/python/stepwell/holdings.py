@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -48,6 +49,7 @@ class _Held:
     renewed_at: float = 0.0
     number: int = 0  # of the last frame of a run that had to start over
     is_acked: bool = False  # its TaskAck is on its way
+    is_doubtful: bool = False  # it came so late that another may have it by now
     resolved: list[pb.Resolved] = field(default_factory=list)  # what came before there was a run to hear it
 
     def renew(self, at: float) -> None:
@@ -95,6 +97,8 @@ class Holdings:
         self._acking: list[_Held] = []  # acknowledged by the message that is being written
         self._owed = 0
         self._beats = _Beats()
+        self._looked_at = clock.now()
+        self._stood_still_at = -math.inf
         self._is_connected = False
 
     # For the connection.
@@ -110,7 +114,7 @@ class Holdings:
             self._drop_everything()
         self.terms = terms
         self._outbox, self._arrived, self._acking = [], [], []
-        self._beats, self._is_connected = _Beats(), True
+        self._beats, self._is_connected, self._looked_at = _Beats(), True, self.clock.now()
         kept = {(held.task_id, held.fence) for held in welcome.held}
         self._owed = 0
         for held in list(self._held.values()):
@@ -181,7 +185,11 @@ class Holdings:
 
     def expire(self) -> None:
         """Stop tasks whose last renewal is so old that another worker may have them soon."""
-        oldest = self.clock.now() - self.terms.holds_for
+        now = self.clock.now()
+        if now - self._looked_at > self.terms.standstill:
+            self._stood_still_at = now
+        self._looked_at = now
+        oldest = now - self.terms.holds_for
         for held in [held for held in self._held.values() if held.last_renewal() <= oldest]:
             _LOG.warning("lease_not_renewed task_id=%s", held.task_id)
             self._drop(held)
@@ -245,7 +253,7 @@ class Holdings:
         if held is None:
             if self.is_draining:
                 return  # not acknowledged: it goes back with our Goodbye
-            held = _Held(task_id, fence, task, renewed_at=self.clock.now())
+            held = _Held(task_id, fence, task, renewed_at=self.clock.now(), is_doubtful=self._is_doubtful())
             self._held[task_id] = held
         elif held.run is not None:
             return  # it came twice
@@ -255,6 +263,11 @@ class Holdings:
         else:
             self._arrived.append(held)
             self._say(held, task_ack=pb.TaskAck())
+
+    def _is_doubtful(self) -> bool:
+        """Whether this process stood still lately: then a task may have waited for longer than its ack window."""
+        now, longest = self.clock.now(), self.terms.standstill
+        return now - self._looked_at > longest or now - self._stood_still_at < longest
 
     def _more_state(self, held: _Held, state: pb.TaskState) -> None:
         if held.run is None:
@@ -283,7 +296,7 @@ class Holdings:
                 self._remove(held)
                 return
             held.run = self._new_run(definition, task.key)
-        held.run.attach(held.task_id, held.fence, task.workflow, held.number)
+        held.run.attach(held.task_id, held.fence, task.workflow, held.number, is_doubtful=held.is_doubtful)
         held.task = pb.Task()  # its payloads are the run's by now
         earlier, held.resolved = held.resolved, []
         for resolved in earlier:
