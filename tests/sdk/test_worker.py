@@ -213,20 +213,46 @@ async def test_run_works_until_it_is_cancelled(server: FakeServer, client: Clien
 
 
 async def test_leaving_lets_a_body_end_and_waits_for_its_ack(server: FakeServer, client: Client) -> None:
-    gate = asyncio.Event()
+    gate, has_begun = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        has_begun.set()
+        await gate.wait()
 
     @workflow("slow")
     async def slow(event: Any, step: Any) -> None:
-        await step.do("work", gate.wait)
+        await step.do("work", work)
 
     async with Worker(client, workflows=[slow]):
         stream = await server.workers.streams.get()
         stream.give("slow")
-        await stream.until("task_ack")
+        await has_begun.wait()
         asyncio.get_running_loop().call_soon(gate.set)
 
     kinds = [in_a_word(frame) for frame in stream.frames if not frame.HasField("credit")]
     assert kinds == ["task_ack", "step_done:work", "finish", "goodbye"]
+
+
+async def test_leaving_names_the_bodies_that_it_interrupts(server: FakeServer, client: Client) -> None:
+    """They count as an attempt; of what is not named, the server may take it that it never began."""
+    has_begun = asyncio.Event()
+
+    async def work() -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    @workflow("stuck")
+    async def stuck(event: Any, step: Any) -> None:
+        await step.do("work", work)
+
+    async with Worker(client, workflows=[stuck], grace=0):
+        stream = await server.workers.streams.get()
+        stream.give("stuck")
+        await has_begun.wait()
+    await stream.until("goodbye")
+
+    kinds = [in_a_word(frame) for frame in stream.frames if not frame.HasField("credit")]
+    assert kinds == ["task_ack", "begin_steps =work", "goodbye"]
 
 
 async def test_a_worker_works_once(client: Client, server: FakeServer, app: App) -> None:
