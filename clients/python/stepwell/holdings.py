@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -28,8 +29,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("stepwell.worker")
 
-_ACK_SECONDS = 0.02  # of real time whatever the clock: how long an acknowledgement waits for company
-
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -49,6 +48,9 @@ class _Held:
     run: Run | None = None
     renewed_at: float = 0.0
     number: int = 0  # of the last frame of a run that had to start over
+    is_acked: bool = False  # its TaskAck is on its way
+    is_doubtful: bool = False  # it came so late that another may have it by now
+    resolved: list[pb.Resolved] = field(default_factory=list)  # what came before there was a run to hear it
 
     def renew(self, at: float) -> None:
         self.renewed_at = max(self.renewed_at, at)
@@ -91,9 +93,12 @@ class Holdings:
         self._cache: OrderedDict[tuple[str, str], Run] = OrderedDict()
         self._functions: set[asyncio.Task[Any]] = set()
         self._outbox: list[pb.WorkerFrame] = []
+        self._arrived: list[_Held] = []  # to be acknowledged with the next message
+        self._acking: list[_Held] = []  # acknowledged by the message that is being written
         self._owed = 0
-        self._is_ack_due = False
         self._beats = _Beats()
+        self._looked_at = clock.now()
+        self._stood_still_at = -math.inf
         self._is_connected = False
 
     # For the connection.
@@ -108,7 +113,8 @@ class Holdings:
         if self.terms.database_id not in ("", terms.database_id):
             self._drop_everything()
         self.terms = terms
-        self._outbox, self._beats, self._is_connected = [], _Beats(), True
+        self._outbox, self._arrived, self._acking = [], [], []
+        self._beats, self._is_connected, self._looked_at = _Beats(), True, self.clock.now()
         kept = {(held.task_id, held.fence) for held in welcome.held}
         self._owed = 0
         for held in list(self._held.values()):
@@ -127,11 +133,23 @@ class Holdings:
     def take_frames(self) -> list[pb.WorkerFrame]:
         """Everything that is ready to be sent, with the credit that is due."""
         frames, self._outbox = self._outbox, []
+        self._acking, self._arrived = self._acking + self._arrived, []
         if self._owed and self._is_connected and not self.is_draining:
             credit = pb.Credit(kind=pb.HANDLER_KIND_WORKFLOW, tasks=self._owed)
             frames.append(pb.WorkerFrame(credit=credit))
             self._owed = 0
         return frames
+
+    def written(self) -> None:
+        """What was taken last is on its way: begin what it acknowledges.
+
+        Not earlier: the first bodies begin before any frame names them, and if one of them kills the process, all that
+        the server has to count it by is that the task had arrived.
+        """
+        acking, self._acking = self._acking, []
+        for held in acking:
+            held.is_acked = True
+            self._begin(held)
 
     def receive(self, frame: pb.ServerFrame) -> None:
         """Take in what the server says. Unknown frames, and those about tasks not held, are ignored."""
@@ -150,8 +168,8 @@ class Holdings:
                 self._drop(held)
             case "refused":
                 self._refused(held, frame)
-            case "resolved" if held is not None and held.fence == frame.fence and held.run is not None:
-                held.run.resolved(frame.resolved)
+            case "resolved" if held is not None and held.fence == frame.fence:
+                self._resolved(held, frame.resolved)
             case "cancel" if held is not None and held.fence == frame.fence:
                 self._cancel(held, frame.cancel)
 
@@ -167,7 +185,11 @@ class Holdings:
 
     def expire(self) -> None:
         """Stop tasks whose last renewal is so old that another worker may have them soon."""
-        oldest = self.clock.now() - self.terms.holds_for
+        now = self.clock.now()
+        if now - self._looked_at > self.terms.standstill:
+            self._stood_still_at = now
+        self._looked_at = now
+        oldest = now - self.terms.holds_for
         for held in [held for held in self._held.values() if held.last_renewal() <= oldest]:
             _LOG.warning("lease_not_renewed task_id=%s", held.task_id)
             self._drop(held)
@@ -211,6 +233,12 @@ class Holdings:
         self.is_draining = True
         self.rested()
 
+    def name_bodies(self) -> None:
+        """Say which bodies execute, where no frame has said so yet: the worker is about to leave them."""
+        for held in self._held.values():
+            if held.run is not None:
+                held.run.name_bodies()
+
     async def close(self) -> None:
         """Drop everything, and see the functions end."""
         self._drop_everything()
@@ -225,37 +253,34 @@ class Holdings:
         if held is None:
             if self.is_draining:
                 return  # not acknowledged: it goes back with our Goodbye
-            held = _Held(task_id, fence, task, renewed_at=self.clock.now())
+            held = _Held(task_id, fence, task, renewed_at=self.clock.now(), is_doubtful=self._is_doubtful())
             self._held[task_id] = held
         elif held.run is not None:
             return  # it came twice
         held.task = task
-        self._acknowledge(held)
-        if not task.workflow.more:
+        if held.is_acked:
             self._begin(held)
+        else:
+            self._arrived.append(held)
+            self._say(held, task_ack=pb.TaskAck())
 
-    def _acknowledge(self, held: _Held) -> None:
-        """Say that the task has arrived: with its first result if that comes soon, which saves the server a commit."""
-        if self._is_connected:
-            self._outbox.append(pb.WorkerFrame(task_id=held.task_id, fence=held.fence, task_ack=pb.TaskAck()))
-            if not self._is_ack_due:
-                self._is_ack_due = True
-                asyncio.get_running_loop().call_later(_ACK_SECONDS, self._send_acks)
-
-    def _send_acks(self) -> None:
-        self._is_ack_due = False
-        self.wake()
+    def _is_doubtful(self) -> bool:
+        """Whether this process stood still lately: then a task may have waited for longer than its ack window."""
+        now, longest = self.clock.now(), self.terms.standstill
+        return now - self._looked_at > longest or now - self._stood_still_at < longest
 
     def _more_state(self, held: _Held, state: pb.TaskState) -> None:
-        if held.run is not None:
-            return
-        held.task.workflow.steps.extend(state.steps)
-        if not state.more:
+        if held.run is None:
+            held.task.workflow.steps.extend(state.steps)
+            held.task.workflow.more = state.more
             self._begin(held)
 
     def _begin(self, held: _Held) -> None:
-        """All of the state is here: go on with the run that is in memory, or begin one from the top."""
+        """Go on with the run that is in memory, or begin one from the top, once all of the state is here."""
         task, key = held.task, (held.task.handler.name, held.task.key)
+        is_held = self._held.get(held.task_id) is held
+        if not is_held or held.run is not None or not held.is_acked or task.workflow.more:
+            return
         remembered = self._cache.pop(key, None)
         if task.workflow.cached:
             if remembered is None or not _is_at(remembered, task.workflow):
@@ -271,8 +296,17 @@ class Holdings:
                 self._remove(held)
                 return
             held.run = self._new_run(definition, task.key)
-        held.run.attach(held.task_id, held.fence, task.workflow, held.number)
+        held.run.attach(held.task_id, held.fence, task.workflow, held.number, is_doubtful=held.is_doubtful)
         held.task = pb.Task()  # its payloads are the run's by now
+        earlier, held.resolved = held.resolved, []
+        for resolved in earlier:
+            self._resolved(held, resolved)
+
+    def _resolved(self, held: _Held, resolved: pb.Resolved) -> None:
+        if held.run is None:
+            held.resolved.append(resolved)
+        else:
+            held.run.resolved(resolved)
 
     def _new_run(self, definition: WorkflowDefinition[Any, Any], key: str) -> Run:
         return Run(self, definition, self._client, key)

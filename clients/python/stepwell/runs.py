@@ -25,6 +25,7 @@ from stepwell.errors import (
     StepMaxAttemptsExceeded,
     StepResultInvalid,
     from_failure,
+    raised_for,
 )
 from stepwell.functions import WorkflowFunction, finish_of
 from stepwell.hosts import Host, Phase
@@ -68,6 +69,7 @@ class Run:
         self._unannounced: list[StepCall] = []
         self._begun: list[StepCall] = []  # without a limit of time yet
         self._interruptions = 0
+        self._is_doubtful = False
         self._is_stopped = False
         self._expects_news = False
         self._was_told = False  # of something new, since the last Suspend
@@ -76,16 +78,19 @@ class Run:
 
     # What the server says.
 
-    def attach(self, task_id: int, fence: int, task: pb.WorkflowInput, number: int = 0) -> None:
+    def attach(
+        self, task_id: int, fence: int, task: pb.WorkflowInput, number: int = 0, *, is_doubtful: bool = False
+    ) -> None:
         """Hold the task from now on, with what is new in it; begin the function if it has not begun.
 
-        `number` is that of the last frame that was sent under this fence, by a run that had to start over.
+        `number` is that of the last frame that was sent under this fence, by a run that had to start over. Of a task
+        that is doubtful no body begins before the server has said that it is held.
         """
         self.task_id, self.fence, self.revision = task_id, fence, task.revision
         self.renewed_at = self._host.clock.now()
         self.phase, self._is_stopped, self._expects_news = Phase.HELD, False, False
         self._reports.restart(task_id, fence, number)
-        self._interruptions = task.interruptions
+        self._interruptions, self._is_doubtful = task.interruptions, is_doubtful
         for state in task.steps:
             self._apply(state)
         asked, self._asked = self._asked, []
@@ -155,6 +160,13 @@ class Run:
             self._stop_body(call)
             self._expects_news = True
             self._touch()
+
+    def name_bodies(self) -> None:
+        """Say which bodies execute, if no frame has said so yet. To a server that is left, all others never began."""
+        if self.phase is Phase.HELD and any(call.state is CallState.EXECUTING for call in self._unannounced):
+            if not self._reports.has_news:
+                self._reports.add(pb.WorkerFrame(begin_steps=pb.BeginSteps()))
+            self._send([])
 
     def drop(self) -> None:
         """End the run in this process: cancel the function and its bodies, report nothing any more."""
@@ -280,7 +292,8 @@ class Run:
 
     def _is_fresh(self) -> bool:
         """Whether bodies may begin unannounced. Their loss is told to the next holder as an interruption."""
-        return self._reports.number == 0 and not self._reports.has_news and not self._host.terms.virtual_clock
+        is_first = self._reports.number == 0 and not self._reports.has_news
+        return is_first and not self._is_doubtful and not self._host.terms.virtual_clock
 
     def _begin_announced(self, call: StepCall) -> None:
         if call.state is not CallState.OPENING:
@@ -421,8 +434,10 @@ class Run:
         if begins and not self._reports.has_news:
             self._reports.add(pb.WorkerFrame(begin_steps=pb.BeginSteps()))
         self._conclude()
-        if not self._reports.has_news:
-            return
+        if self._reports.has_news:
+            self._send(begins)
+
+    def _send(self, begins: list[StepCall]) -> None:
         executing = [call for call in self._unannounced if call.state is CallState.EXECUTING]
         self._unannounced = []
         self._interruptions = 0
@@ -470,7 +485,5 @@ def _settle(future: asyncio.Future[pb.StepState], state: pb.StepState, error: Ba
     if state.status == states.STEP_STATUS_COMPLETED:
         future.set_result(state)
     else:
-        # A CancelledError or SystemExit of a body ends the step, it must not end the function or the worker; and a
-        # StopIteration cannot be raised out of a coroutine at all.
-        is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-        future.set_exception(error if error is not None and is_plain else from_failure(state.failure))
+        failure = state.failure
+        future.set_exception(from_failure(failure) if error is None else raised_for(error, failure))

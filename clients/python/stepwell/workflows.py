@@ -92,10 +92,14 @@ class WorkflowDefinition(Generic[P, R]):
 AnyWorkflow: TypeAlias = type[WorkflowEntrypoint[Any, Any]] | WorkflowDefinition[Any, Any]
 
 
-def workflow(name: str) -> Callable[[Callable[..., Awaitable[R]]], WorkflowDefinition[Any, R]]:
+def workflow(
+    name: str,
+) -> Callable[[Callable[[WorkflowEvent[P], WorkflowStep], Awaitable[R]]], WorkflowDefinition[P, R]]:
     """Make a workflow of `async def f(event, step)`. It registers nothing: give the result to an App."""
+    if not isinstance(name, str):
+        raise TypeError('a workflow has a name: write @workflow("...")')
 
-    def define(function: Callable[..., Awaitable[R]]) -> WorkflowDefinition[Any, R]:
+    def define(function: Callable[[WorkflowEvent[P], WorkflowStep], Awaitable[R]]) -> WorkflowDefinition[P, R]:
         params_type, result_type = _hinted_types(function)
         return WorkflowDefinition(
             _checked_name(name), _first_line(function.__doc__), params_type, result_type, lambda _client: function
@@ -128,7 +132,10 @@ class App:
 
     def __post_init__(self) -> None:
         definitions: dict[str, WorkflowDefinition[Any, Any]] = {}
-        for definition in map(definition_of, self.workflows):
+        for workflow in self.workflows:
+            definition = definition_of(workflow)
+            if getattr(workflow, "run", None) is WorkflowEntrypoint.run:  # a client does without
+                raise TypeError(f"the workflow {definition.name!r} has no async def run(self, event, step)")
             if definition.name in definitions:
                 raise ValueError(f"two workflows of this app are called {definition.name!r}")
             definitions[definition.name] = definition
