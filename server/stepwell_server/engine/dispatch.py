@@ -17,6 +17,7 @@ from stepwell_server.domain.dispatchers import ProcessOrder
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.frames import RunNews
 from stepwell_server.domain.leases import Held, Owner
+from stepwell_server.domain.runs import load_open
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import Step
@@ -353,6 +354,9 @@ class Dispatcher:
             return
         delivery = Delivery(handed, steps)
         self.hold(place, delivery.held)
+        if handed.hook is not None:  # runs say when a body begins; here it begins now
+            (execution,) = load_open(handed.task.open_steps)
+            self.set_timer(place, delivery.held, execution.ends_at)
         place.deliver([delivery])
 
     def _give_back(self, handed: Handed) -> None:
