@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import pytest
-from sqlalchemy import event, make_url, text
+from sqlalchemy import text
 
-from stepwell_server.app import open_database
 from stepwell_server.domain.workflows import InstanceFilter, InstanceStatus
-from stepwell_server.storage import listings, migrate
+from stepwell_server.storage import listings
 from stepwell_server.storage.database import Database, Tx
+from tests.support.plans import explained, nodes, opened, statements, steps
 from tests.support.postgres import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
@@ -27,8 +26,6 @@ MOST_PAGES = 1000
 STATUSES = ("queued", "running", "waiting", "paused", "complete", "errored", "terminated")
 FIRST, LAST = 1_000_000, 1_000_000 + INSTANCES
 MIDDLE = (FIRST + LAST) // 2
-
-Plan: TypeAlias = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -110,23 +107,6 @@ async def test_postgresql_reads_a_page_along_an_index(
         assert plan["Shared Hit Blocks"] + plan["Shared Read Blocks"] <= MOST_PAGES
 
 
-def explained(tx: Tx, work: Callable[[Tx], None], mode: str) -> list[Plan]:
-    """What PostgreSQL does for each statement of the function, as the driver has prepared it."""
-    tx.exec_driver_sql(f"SET LOCAL plan_cache_mode = {mode}")
-    plans = []
-    for statement, parameters in statements(tx, work):
-        prepared = "SELECT name FROM pg_prepared_statements WHERE statement = $1"
-        name = tx.exec_driver_sql(prepared, (statement,)).scalar_one()
-        values = ", ".join(f"'{value}'" for value in parameters)
-        found = tx.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {name}({values})").scalar_one()
-        plans.append((json.loads(found) if isinstance(found, str) else found)[0]["Plan"])
-    return plans
-
-
-def nodes(plan: Plan) -> list[Plan]:
-    return [plan, *(node for child in plan.get("Plans", []) for node in nodes(child))]
-
-
 # ---- SQLite
 
 
@@ -164,28 +144,7 @@ async def test_sqlite_reads_a_page_along_an_index(crowded_sqlite: Database, ques
     assert taken < 1000 * PAGE * question.statements
 
 
-def steps(tx: Tx, work: Callable[[Tx], None]) -> int:
-    """How many instructions of its virtual machine SQLite executes for the function."""
-    connection: Any = tx.connection.dbapi_connection
-    taken = 0
-
-    def step() -> None:
-        nonlocal taken
-        taken += 1
-
-    connection.set_progress_handler(step, 1)
-    work(tx)
-    connection.set_progress_handler(None, 1)
-    return taken
-
-
 # ---- both
-
-
-async def opened(url: str) -> Database:
-    db = open_database(make_url(url))
-    await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
-    return db
 
 
 def crowd(tx: Tx, count: int, *, analyzed: bool) -> None:
@@ -220,16 +179,3 @@ def crowd(tx: Tx, count: int, *, analyzed: bool) -> None:
     )
     if analyzed:
         tx.execute(text("ANALYZE"))
-
-
-def statements(tx: Tx, work: Callable[[Tx], None]) -> list[tuple[str, Any]]:
-    """What the function asks of the database, with parameters."""
-    seen: list[tuple[str, Any]] = []
-
-    def note(_tx: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
-        seen.append((statement, parameters))
-
-    event.listen(tx, "before_cursor_execute", note)
-    work(tx)
-    event.remove(tx, "before_cursor_execute", note)
-    return seen

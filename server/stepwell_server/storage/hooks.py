@@ -222,17 +222,18 @@ def list_page(tx: Tx, wanted: HookFilter, limit: int, after: Position | None) ->
 def _page(
     tx: Tx, wanted: HookFilter, stored: JobStatus, statuses: Sequence[HookStatus], limit: int, after: Position | None
 ) -> list[Hook]:
-    where = [hooks.c.namespace == wanted.namespace, hooks.c.status == stored]
-    if wanted.name:
-        where.append(hooks.c.name == wanted.name)
-    if after is not None:
-        where.append(beyond([hooks.c.created_at, hooks.c.id], after, descending=True))
     joined = _JOINED
     if stored is JobStatus.OPEN and HookStatus.PENDING not in statuses:
-        where += _held_in(wanted)
+        where = _held_in(wanted)
         joined = tasks.join(hooks, tasks.c.id == hooks.c.id)  # few are: they are found by their tasks
-    elif stored is JobStatus.OPEN and HookStatus.PROCESSING not in statuses:
-        where.append(tasks.c.status != TaskStatus.PROCESSING)
+    else:
+        where = [hooks.c.namespace == wanted.namespace, hooks.c.status == stored]
+        if wanted.name:
+            where.append(hooks.c.name == wanted.name)
+        if stored is JobStatus.OPEN and HookStatus.PROCESSING not in statuses:
+            where.append(tasks.c.status != TaskStatus.PROCESSING)
+    if after is not None:
+        where.append(beyond([hooks.c.created_at, hooks.c.id], after, descending=True))
     order = [hooks.c.created_at.desc(), hooks.c.id.desc()]
     statement = _with_task(payloads=False).select_from(joined).where(*where).order_by(*order).limit(limit)
     return [_from_row(row) for row in tx.execute(statement)]

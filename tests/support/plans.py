@@ -1,0 +1,68 @@
+"""Plans: what a database does for a function, statement by statement, and how much work that is."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+from sqlalchemy import event, make_url
+
+from stepwell_server.app import open_database
+from stepwell_server.storage import migrate
+from stepwell_server.storage.database import Database, Tx
+
+Plan: TypeAlias = dict[str, Any]
+
+
+async def opened(url: str) -> Database:
+    """A migrated database."""
+    db = open_database(make_url(url))
+    await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
+    return db
+
+
+def statements(tx: Tx, work: Callable[[Tx], None]) -> list[tuple[str, Any]]:
+    """What the function asks of the database, with parameters."""
+    seen: list[tuple[str, Any]] = []
+
+    def note(_tx: Any, _cursor: Any, statement: str, parameters: Any, *_: Any) -> None:
+        seen.append((statement, parameters))
+
+    event.listen(tx, "before_cursor_execute", note)
+    work(tx)
+    event.remove(tx, "before_cursor_execute", note)
+    return seen
+
+
+def explained(tx: Tx, work: Callable[[Tx], None], mode: str) -> list[Plan]:
+    """What PostgreSQL does for each statement of the function, as the driver has prepared it."""
+    tx.exec_driver_sql(f"SET LOCAL plan_cache_mode = {mode}")
+    plans = []
+    for statement, parameters in statements(tx, work):
+        prepared = "SELECT name FROM pg_prepared_statements WHERE statement = $1"
+        name = tx.exec_driver_sql(prepared, (statement,)).scalar_one()
+        values = ", ".join(f"'{value}'" for value in parameters)
+        found = tx.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {name}({values})").scalar_one()
+        plans.append((json.loads(found) if isinstance(found, str) else found)[0]["Plan"])
+    return plans
+
+
+def nodes(plan: Plan) -> list[Plan]:
+    """A plan with all its parts."""
+    return [plan, *(node for child in plan.get("Plans", []) for node in nodes(child))]
+
+
+def steps(tx: Tx, work: Callable[[Tx], None]) -> int:
+    """How many instructions of its virtual machine SQLite executes for the function."""
+    connection: Any = tx.connection.dbapi_connection
+    taken = 0
+
+    def step() -> None:
+        nonlocal taken
+        taken += 1
+
+    connection.set_progress_handler(step, 1)
+    work(tx)
+    connection.set_progress_handler(None, 1)
+    return taken
