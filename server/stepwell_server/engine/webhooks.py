@@ -22,14 +22,13 @@ from stepwell_server.domain.runs import load_open
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import SECOND
 from stepwell_server.domain.webhooks import Completed, Delivery, DeliveryResult, Failed, Gone, Target
-from stepwell_server.domain.workflows import Failure
 from stepwell_server.engine import dispatch
 from stepwell_server.engine.deliveries import Deliverer
 from stepwell_server.engine.dispatch import Place
 from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.spine import Spine
-from stepwell_server.engine.tasks import Renew
+from stepwell_server.engine.tasks import GiveBack, Renew
 from stepwell_server.storage import targets as store
 from stepwell_server.storage import tasks as task_store
 from stepwell_server.storage.database import READ, Tx, TxOptions
@@ -43,8 +42,6 @@ PAUSE = 0.5
 """Seconds before something is said again that the database did not hear."""
 
 _DISABLE = TxOptions(label="disable-target", reserved=True)
-
-_DELETED = Failure("WEBHOOK_DELETED", "its target was deleted")
 
 log = structlog.get_logger()
 
@@ -119,11 +116,11 @@ class Webhooks:
         hook, task = delivery.handed.hook, delivery.handed.task
         assert hook is not None
         target = self._targets.get(task.handler)
+        if target is None:  # deleted while this was on its way: as if it had not been claimed
+            await self._give_back(delivery.held)
+            return
         keeping = asyncio.create_task(self._keep(delivery.held))
         try:
-            if target is None:  # it has just been deleted: as if the execution had failed
-                await self._report(delivery.held, Outcome(_DELETED))
-                return
             (opened,) = load_open(task.open_steps)
             attempt = Delivery(
                 hook.idempotency_key, hook.name, hook.payload or EMPTY_OBJECT, opened.attempt, self._real_now()
@@ -149,6 +146,12 @@ class Webhooks:
                 await asyncio.sleep(PAUSE)
                 continue
             await asyncio.sleep(times.lease / 3 / SECOND)
+
+    async def _give_back(self, held: Held) -> None:
+        try:
+            await self.spine.committer.submit(GiveBack(held=held, owner=self._place.owner))
+        except StepwellError as error:
+            log.warning("give_back_failed", reason=error.reason)  # the ack window ends it
 
     async def _report(self, held: Held, outcome: Outcome) -> None:
         while True:
