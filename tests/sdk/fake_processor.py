@@ -81,6 +81,7 @@ class FakeSource(FakeProcessor):
 
 async def after(clock: ManualClock, seconds: float, step: float = 0.01) -> None:
     """Let so much time pass, in small steps, and everything happen that is due."""
+    await settle()
     for _ in range(round(seconds / step)):
         clock.advance(step)
         await settle()
