@@ -204,13 +204,13 @@ class FakeServer:
 
 
 @asynccontextmanager
-async def fake_server() -> AsyncIterator[FakeServer]:
+async def fake_server(address: str = "127.0.0.1:0") -> AsyncIterator[FakeServer]:
     server = aio.server()
     workers, workflows, dispatchers = FakeWorkers(), FakeWorkflows(), FakeDispatchers()
     add_WorkerServiceServicer_to_server(workers, server)
     add_WorkflowServiceServicer_to_server(workflows, server)
     add_DispatcherServiceServicer_to_server(dispatchers, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    port = server.add_insecure_port(address)
     await server.start()
     try:
         yield FakeServer(f"127.0.0.1:{port}", workers, workflows, dispatchers)

@@ -198,8 +198,9 @@ async def test_a_processor_may_stop_its_own_dispatcher(
         return 1
 
     monkeypatch.setattr(processor, "process", process)
-    processor.wakes_at = 0.0
+    processor.wakes_at = 1000.0
     dispatcher.start()
+    dispatcher.wake()
     await after(clock, 12, step=0.1)
 
     assert len(processor.passes) == 1

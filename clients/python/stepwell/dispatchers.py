@@ -256,7 +256,6 @@ class AlarmDispatcher(Dispatcher):
     async def _do(self, wanted: _Want) -> None:
         times: list[float | None] = []
         if wanted & (_Want.PASS | _Want.LOOK):
-            self._told = None  # older than what will be asked for
             if _Want.PASS in wanted:
                 await self._pass()
             if self._is_stopped:
