@@ -28,6 +28,8 @@ class FakeProcessor:
     gate: asyncio.Event | None = None
     """Passes last until it is set."""
     look_gate: asyncio.Event | None = None
+    look_takes: float = 0.0
+    """Seconds that pass while it is asked for the next wake."""
 
     async def process(self) -> int:
         self.passes.append(self.clock.now())
@@ -44,6 +46,7 @@ class FakeProcessor:
 
     async def next_wake(self) -> NextWake:
         self.looks += 1
+        self.clock.advance(self.look_takes)
         if self.look_gate is not None:
             await self.look_gate.wait()
         if self.look_fails is not None:

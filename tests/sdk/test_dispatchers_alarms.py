@@ -191,6 +191,20 @@ async def test_an_alarm_of_somebody_else_is_not_cleared(
     assert alarm.at == 4.0
 
 
+async def test_an_alarm_that_went_off_is_not_its_own_any_more(
+    dispatcher: AlarmDispatcher, processor: FakeProcessor, alarm: SharedAlarm
+) -> None:
+    processor.wakes_at = 20.0
+    dispatcher.start()
+    await settle()
+    processor.wakes_at = None
+    await alarm.set(20.0)  # by somebody else, for the same time
+    dispatcher.ring()
+    await settle()
+
+    assert alarm.at == 20.0
+
+
 async def test_stopping_clears_its_own_alarm(
     dispatcher: AlarmDispatcher, processor: FakeProcessor, alarm: SharedAlarm
 ) -> None:
@@ -230,6 +244,7 @@ async def test_an_alarm_that_cannot_be_set_is_set_later(
     dispatcher.start()
     await after(clock, 8)
     assert clock.open_timers() == 1
+    assert 5 <= len(alarm.calls) <= 10
 
     alarm.fails = None
     await after(clock, 5)
