@@ -29,6 +29,7 @@ class FakeDispatchers(DispatcherServiceServicer):
         self.requests: list[Any] = []
         self.refuses: grpc.StatusCode | None = None
         self.refuses_streams: grpc.StatusCode | None = None
+        self.is_draining = False
         self.streams: list[asyncio.Queue[bool]] = []
         """Of each open stream: True for something to say, False for an end."""
 
@@ -77,7 +78,9 @@ class FakeDispatchers(DispatcherServiceServicer):
         self.streams.append(stream)
         try:
             while await stream.get():
-                yield pb.WakeStreamResponse(next_wake=self._next_wake(), now=to_timestamp(self.now))
+                yield pb.WakeStreamResponse(
+                    next_wake=self._next_wake(), now=to_timestamp(self.now), draining=self.is_draining
+                )
         finally:
             self.streams.remove(stream)
 

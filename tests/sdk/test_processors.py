@@ -192,6 +192,13 @@ async def test_a_stream_that_falls_silent_is_given_up(client: Client, monkeypatc
         await anext(stream)
 
 
+async def test_a_stream_ends_when_the_server_goes_away(server: FakeServer, client: Client) -> None:
+    server.dispatchers.is_draining = True
+    server.dispatchers.change(7)
+
+    assert [wake.delay async for wake in ServerProcessor(client).follow()] == [7]
+
+
 async def test_a_sidecar_follows_the_stream_and_has_due_work_handed_out(server: FakeServer, client: Client) -> None:
     fake = server.dispatchers
     fake.handed_out = 1
