@@ -189,6 +189,22 @@ async def test_starting_while_a_stop_waits_is_one_timer_too(
     assert clock.open_timers() == 1
 
 
+async def test_starting_while_a_stop_takes_back_a_look_makes_it_look_anew(
+    dispatcher: Dispatcher, processor: FakeProcessor, clock: ManualClock
+) -> None:
+    processor.look_gate = asyncio.Event()
+    dispatcher.start()
+    await settle()
+    stopping = asyncio.create_task(dispatcher.stop())
+    await asyncio.sleep(0)
+    dispatcher.start()
+    processor.look_gate.set()
+    await stopping
+    await settle()
+
+    assert processor.looks == 2
+
+
 async def test_a_processor_may_stop_its_own_dispatcher(
     dispatcher: Dispatcher, processor: FakeProcessor, clock: ManualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

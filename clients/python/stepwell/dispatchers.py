@@ -19,7 +19,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from enum import Flag, auto
 from types import TracebackType
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import grpc
 
@@ -46,6 +46,21 @@ class _Want(Flag):
     LOOK = auto()  # ask for the next wake
     HEAR = auto()  # heed what was told
     PASS = auto()
+
+
+class Settings(TypedDict, total=False):
+    """What every dispatcher can be told, by name."""
+
+    on_error: OnError | None
+    clock: Clock | None
+    pause: DurationLike
+    longest_pause: DurationLike
+
+
+class AlarmSettings(Settings, total=False):
+    """What every dispatcher with an alarm can be told, by name."""
+
+    alarm: Alarm | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +127,8 @@ class Dispatcher:
             await asyncio.wait({working})
             if self._working is working:  # it was cancelled before it began
                 self._working = None
+            if self._wanted:  # it was started again meanwhile
+                self._ask(self._wanted)
 
     def _begin(self) -> None:
         """Set up what makes passes happen."""
@@ -185,7 +202,9 @@ class Dispatcher:
 class PollingDispatcher(Dispatcher):
     """Looks at the next wake when it starts and every `interval` from then on, and makes a pass if something is due."""
 
-    def __init__(self, processor: Processor, *, interval: DurationLike = "5 seconds", **settings: Any) -> None:
+    def __init__(
+        self, processor: Processor, *, interval: DurationLike = "5 seconds", **settings: Unpack[Settings]
+    ) -> None:
         super().__init__(processor, **settings)
         self.interval = to_seconds(interval)
         if self.interval <= 0:
@@ -223,7 +242,7 @@ class AlarmDispatcher(Dispatcher):
     `alarm` it is a timer in memory.
     """
 
-    def __init__(self, processor: Processor, *, alarm: Alarm | None = None, **settings: Any) -> None:
+    def __init__(self, processor: Processor, *, alarm: Alarm | None = None, **settings: Unpack[Settings]) -> None:
         super().__init__(processor, **settings)
         self._alarm = alarm or LoopAlarm(self._clock, self.ring)
         self._own: float | None = None
@@ -239,6 +258,7 @@ class AlarmDispatcher(Dispatcher):
         self._ask(_Want.LOOK)
 
     def _halt(self) -> None:
+        self._told = None
         if self._retry is not None:
             self._retry.cancel()
 
@@ -306,7 +326,7 @@ class AlarmDispatcher(Dispatcher):
 class StreamDispatcher(AlarmDispatcher):
     """An alarm dispatcher that is told of every change of the next wake, and connects again when that ends."""
 
-    def __init__(self, processor: FollowedProcessor, **settings: Any) -> None:
+    def __init__(self, processor: FollowedProcessor, **settings: Unpack[AlarmSettings]) -> None:
         super().__init__(processor, **settings)
         self._source = processor
         self._following: asyncio.Task[None] | None = None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from enum import StrEnum
-from typing import Annotated, Any
+from typing import Annotated, Any, TypedDict, Unpack
 from urllib.parse import urlsplit
 
 import grpc
@@ -29,8 +29,16 @@ _LOG = logging.getLogger("stepwell.dispatcher")
 _MOST_NAMES = 100
 _NOT_THERE = (grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.DEADLINE_EXCEEDED)
 
+
+class Pauses(TypedDict, total=False):
+    """Pauses between passes, if they are not to be as usual."""
+
+    pause: DurationLike
+    longest_pause: DurationLike
+
+
 # A service that was woken needs a while to come up: it is not asked again and again meanwhile.
-_PAUSES_OF_POSTS: Mapping[str, DurationLike] = {"pause": "1 second", "longest_pause": "30 seconds"}
+_PAUSES_OF_POSTS: Pauses = {"pause": "1 second", "longest_pause": "30 seconds"}
 
 
 class Mode(StrEnum):
@@ -84,7 +92,7 @@ class Settings:
     app: App | None
     idle: timedelta
 
-    def dispatcher(self, processor: FollowedProcessor, **pauses: DurationLike) -> Dispatcher:
+    def dispatcher(self, processor: FollowedProcessor, **pauses: Unpack[Pauses]) -> Dispatcher:
         """A dispatcher of the mode, which logs its errors."""
         if self.mode is Mode.POLL:
             return PollingDispatcher(processor, interval=self.interval, on_error=_log, **pauses)
