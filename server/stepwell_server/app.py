@@ -21,11 +21,14 @@ from stepwell_server.api import listeners
 from stepwell_server.api.access import load_policy
 from stepwell_server.api.admission import Admission
 from stepwell_server.api.clock import ClockServicer
+from stepwell_server.api.dispatchers import DispatcherServicer
 from stepwell_server.api.health import Health
+from stepwell_server.api.hooks import HookServicer
 from stepwell_server.api.interceptors import Pipeline, layers
 from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.ops import OpsListener
 from stepwell_server.api.server import ServerServicer
+from stepwell_server.api.transactions import TransactionServicer
 from stepwell_server.api.workers import Terms, WorkerServicer
 from stepwell_server.api.workflows import WorkflowServicer
 from stepwell_server.config import Settings, split_address
@@ -33,8 +36,11 @@ from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.runs import TIMEOUT_MARGIN, RunRules
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.committer import Committer
+from stepwell_server.engine.deliveries import Deliverer
 from stepwell_server.engine.dispatch import Dispatcher
+from stepwell_server.engine.dispatchers import Dispatchers
 from stepwell_server.engine.groups import Committed
+from stepwell_server.engine.hooks import Hooks
 from stepwell_server.engine.intake import Intake
 from stepwell_server.engine.loops import supervised
 from stepwell_server.engine.loops.prune import prune
@@ -45,8 +51,11 @@ from stepwell_server.engine.namespaces import Namespaces
 from stepwell_server.engine.registry import Registry
 from stepwell_server.engine.server import Replica, Server
 from stepwell_server.engine.spine import Spine
+from stepwell_server.engine.targets import Targets
+from stepwell_server.engine.transactions import Transactions
 from stepwell_server.engine.wakes import DatabaseTime, WakeBus
 from stepwell_server.engine.watches import Watches
+from stepwell_server.engine.webhooks import Webhooks
 from stepwell_server.engine.workers import Workers
 from stepwell_server.engine.workflows import Workflows
 from stepwell_server.storage import clock, migrate
@@ -163,6 +172,7 @@ class App:
         await self.health.drain()
         self._workers.drain()
         self._workflows.watches.drain()
+        self._dispatchers.drain()
         await asyncio.sleep(settle)
         await self._admission.close(self.settings.drain_grace.total_seconds())
         await self.stop(CUT_GRACE)
@@ -205,13 +215,14 @@ class App:
         settings = self.settings
         registry = Registry(self.db, replica.limits)
         virtual = replica.deployment.virtual_clock
+        bus = WakeBus(DatabaseTime(virtual=virtual))
         rules = RunRules(
             limits=replica.limits,
             times=settings.leases.to_times(),
             timeout_margin=0 if virtual else TIMEOUT_MARGIN,
             namespaces=registry.namespaces,
+            registered=bus.registered,
         )
-        bus = WakeBus(DatabaseTime(virtual=virtual))
         relay = HintRelay(self._hints)
         watches = Watches(self.db)
 
@@ -224,6 +235,8 @@ class App:
         def heard(hint: Hint) -> None:
             bus.note(hint.handlers)
             dispatcher.look(hint.tasks)
+            if hint.order is not None:
+                dispatcher.take_order(hint.order)
             if hint.handlers is None:
                 watches.note_all()
             else:
@@ -234,7 +247,13 @@ class App:
         self._spine = Spine(self.db, committer, bus, dispatcher, registry, announce)
         tokens = PageTokens(replica.deployment.page_token_key)
         self._workers = Workers(self._spine, tokens, replica.replica_id)
-        self._workflows = Workflows(self._spine, Intake(self._spine), watches, tokens)
+        intake = Intake(self._spine)
+        self._workflows = Workflows(self._spine, intake, watches, tokens)
+        self._hooks = Hooks(self._spine, intake, tokens)
+        self._transactions = Transactions(self._spine, intake, self._hooks)
+        webhooks = Webhooks(self._spine, Deliverer(settings.allowed_webhooks, settings.webhook_ca_file))
+        self._targets = Targets(self._spine, tokens, settings.allowed_webhooks, settings.webhooks, webhooks.refresh)
+        self._dispatchers = Dispatchers(self._spine, relay.order, hands_out=settings.process)
         self._namespaces = Namespaces(self.db, tokens, replica.limits, registry)
         sweep = Sweep(self._spine, self._hints, self._swept)
         self._background = {
@@ -247,6 +266,8 @@ class App:
             "send_hints": relay.run,
             "hear_hints": lambda: self._hints.listen(heard),
         }
+        if settings.webhooks:
+            self._background["webhooks"] = webhooks.run
 
     async def _swept(self, reachable: bool) -> None:
         """After each sweep: what hints may have missed is looked for, and what depends on the database is told."""
@@ -264,6 +285,9 @@ class App:
             namespaces=NamespaceServicer(self._namespaces),
             clock=ClockServicer(Clock(self._spine)),
             server=ServerServicer(server),
+            dispatchers=DispatcherServicer(self._dispatchers, replica.replica_id),
+            hooks=HookServicer(self._hooks, self._targets),
+            transactions=TransactionServicer(self._transactions),
         )
 
     async def _listen(self, replica: Replica) -> Addresses:

@@ -41,8 +41,6 @@ const (
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
-	// UNIMPLEMENTED: the contract has this method, this server does not (yet). Metadata: "method".
-	ErrorReason_ERROR_REASON_METHOD_UNIMPLEMENTED ErrorReason = 2
 	// INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
 	// where it is known.
 	ErrorReason_ERROR_REASON_MALFORMED_REQUEST ErrorReason = 10
@@ -156,6 +154,30 @@ const (
 	ErrorReason_ERROR_REASON_INVALID_STEP_NAME ErrorReason = 113
 	// FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off).
 	ErrorReason_ERROR_REASON_PROCESS_DISABLED ErrorReason = 120
+	// NOT_FOUND: there is no hook of that id. Metadata: "hook_id".
+	ErrorReason_ERROR_REASON_HOOK_NOT_FOUND ErrorReason = 130
+	// ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id".
+	ErrorReason_ERROR_REASON_HOOK_ID_ALREADY_EXISTS ErrorReason = 131
+	// INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name".
+	ErrorReason_ERROR_REASON_INVALID_HOOK_NAME ErrorReason = 132
+	// INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id".
+	ErrorReason_ERROR_REASON_INVALID_HOOK_ID ErrorReason = 133
+	// FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id".
+	ErrorReason_ERROR_REASON_HOOK_COMPLETED ErrorReason = 134
+	// FAILED_PRECONDITION: the hook is completed, failed or cancelled. Metadata: "hook_id", "status".
+	ErrorReason_ERROR_REASON_HOOK_ENDED ErrorReason = 135
+	// Name of the failure of a hook that nobody ever registered a handler or target for. Never the reason of a call.
+	ErrorReason_ERROR_REASON_HOOK_HANDLER_NOT_FOUND ErrorReason = 136
+	// NOT_FOUND: no target of that name. Metadata: "name".
+	ErrorReason_ERROR_REASON_HOOK_TARGET_NOT_FOUND ErrorReason = 137
+	// INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+	// address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+	// host turned out to have such an address. Metadata: "field".
+	ErrorReason_ERROR_REASON_SSRF_BLOCKED ErrorReason = 140
+	// INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field".
+	ErrorReason_ERROR_REASON_INVALID_WEBHOOK_URL ErrorReason = 141
+	// FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off).
+	ErrorReason_ERROR_REASON_WEBHOOKS_DISABLED ErrorReason = 142
 )
 
 // Enum value maps for ErrorReason.
@@ -163,7 +185,6 @@ var (
 	ErrorReason_name = map[int32]string{
 		0:   "ERROR_REASON_UNSPECIFIED",
 		1:   "ERROR_REASON_INTERNAL",
-		2:   "ERROR_REASON_METHOD_UNIMPLEMENTED",
 		10:  "ERROR_REASON_MALFORMED_REQUEST",
 		11:  "ERROR_REASON_INVALID_FIELD",
 		12:  "ERROR_REASON_ENUM_VALUE_UNKNOWN",
@@ -218,11 +239,21 @@ var (
 		112: "ERROR_REASON_DUPLICATE_STEP_KEY",
 		113: "ERROR_REASON_INVALID_STEP_NAME",
 		120: "ERROR_REASON_PROCESS_DISABLED",
+		130: "ERROR_REASON_HOOK_NOT_FOUND",
+		131: "ERROR_REASON_HOOK_ID_ALREADY_EXISTS",
+		132: "ERROR_REASON_INVALID_HOOK_NAME",
+		133: "ERROR_REASON_INVALID_HOOK_ID",
+		134: "ERROR_REASON_HOOK_COMPLETED",
+		135: "ERROR_REASON_HOOK_ENDED",
+		136: "ERROR_REASON_HOOK_HANDLER_NOT_FOUND",
+		137: "ERROR_REASON_HOOK_TARGET_NOT_FOUND",
+		140: "ERROR_REASON_SSRF_BLOCKED",
+		141: "ERROR_REASON_INVALID_WEBHOOK_URL",
+		142: "ERROR_REASON_WEBHOOKS_DISABLED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
 		"ERROR_REASON_INTERNAL":                   1,
-		"ERROR_REASON_METHOD_UNIMPLEMENTED":       2,
 		"ERROR_REASON_MALFORMED_REQUEST":          10,
 		"ERROR_REASON_INVALID_FIELD":              11,
 		"ERROR_REASON_ENUM_VALUE_UNKNOWN":         12,
@@ -277,6 +308,17 @@ var (
 		"ERROR_REASON_DUPLICATE_STEP_KEY":         112,
 		"ERROR_REASON_INVALID_STEP_NAME":          113,
 		"ERROR_REASON_PROCESS_DISABLED":           120,
+		"ERROR_REASON_HOOK_NOT_FOUND":             130,
+		"ERROR_REASON_HOOK_ID_ALREADY_EXISTS":     131,
+		"ERROR_REASON_INVALID_HOOK_NAME":          132,
+		"ERROR_REASON_INVALID_HOOK_ID":            133,
+		"ERROR_REASON_HOOK_COMPLETED":             134,
+		"ERROR_REASON_HOOK_ENDED":                 135,
+		"ERROR_REASON_HOOK_HANDLER_NOT_FOUND":     136,
+		"ERROR_REASON_HOOK_TARGET_NOT_FOUND":      137,
+		"ERROR_REASON_SSRF_BLOCKED":               140,
+		"ERROR_REASON_INVALID_WEBHOOK_URL":        141,
+		"ERROR_REASON_WEBHOOKS_DISABLED":          142,
 	}
 )
 
@@ -393,11 +435,10 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\bmetadata\x18\x04 \x03(\v2$.stepwell.v1.ItemError.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\xfe\x0f\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\xea\x12\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
-	"\x15ERROR_REASON_INTERNAL\x10\x01\x12%\n" +
-	"!ERROR_REASON_METHOD_UNIMPLEMENTED\x10\x02\x12\"\n" +
+	"\x15ERROR_REASON_INTERNAL\x10\x01\x12\"\n" +
 	"\x1eERROR_REASON_MALFORMED_REQUEST\x10\n" +
 	"\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\v\x12#\n" +
@@ -452,7 +493,18 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\x1fERROR_REASON_MAX_STEPS_EXCEEDED\x10o\x12#\n" +
 	"\x1fERROR_REASON_DUPLICATE_STEP_KEY\x10p\x12\"\n" +
 	"\x1eERROR_REASON_INVALID_STEP_NAME\x10q\x12!\n" +
-	"\x1dERROR_REASON_PROCESS_DISABLED\x10xB-\n" +
+	"\x1dERROR_REASON_PROCESS_DISABLED\x10x\x12 \n" +
+	"\x1bERROR_REASON_HOOK_NOT_FOUND\x10\x82\x01\x12(\n" +
+	"#ERROR_REASON_HOOK_ID_ALREADY_EXISTS\x10\x83\x01\x12#\n" +
+	"\x1eERROR_REASON_INVALID_HOOK_NAME\x10\x84\x01\x12!\n" +
+	"\x1cERROR_REASON_INVALID_HOOK_ID\x10\x85\x01\x12 \n" +
+	"\x1bERROR_REASON_HOOK_COMPLETED\x10\x86\x01\x12\x1c\n" +
+	"\x17ERROR_REASON_HOOK_ENDED\x10\x87\x01\x12(\n" +
+	"#ERROR_REASON_HOOK_HANDLER_NOT_FOUND\x10\x88\x01\x12'\n" +
+	"\"ERROR_REASON_HOOK_TARGET_NOT_FOUND\x10\x89\x01\x12\x1e\n" +
+	"\x19ERROR_REASON_SSRF_BLOCKED\x10\x8c\x01\x12%\n" +
+	" ERROR_REASON_INVALID_WEBHOOK_URL\x10\x8d\x01\x12#\n" +
+	"\x1eERROR_REASON_WEBHOOKS_DISABLED\x10\x8e\x01B-\n" +
 	"\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3"
 
 var (

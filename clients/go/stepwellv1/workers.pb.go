@@ -33,6 +33,8 @@ const (
 	HandlerKind_HANDLER_KIND_UNSPECIFIED HandlerKind = 0
 	// A workflow.
 	HandlerKind_HANDLER_KIND_WORKFLOW HandlerKind = 1
+	// A hook.
+	HandlerKind_HANDLER_KIND_HOOK HandlerKind = 2
 )
 
 // Enum value maps for HandlerKind.
@@ -40,10 +42,12 @@ var (
 	HandlerKind_name = map[int32]string{
 		0: "HANDLER_KIND_UNSPECIFIED",
 		1: "HANDLER_KIND_WORKFLOW",
+		2: "HANDLER_KIND_HOOK",
 	}
 	HandlerKind_value = map[string]int32{
 		"HANDLER_KIND_UNSPECIFIED": 0,
 		"HANDLER_KIND_WORKFLOW":    1,
+		"HANDLER_KIND_HOOK":        2,
 	}
 )
 
@@ -1116,6 +1120,7 @@ type WorkerFrame struct {
 	//	*WorkerFrame_NeedState
 	//	*WorkerFrame_Goodbye
 	//	*WorkerFrame_BeginSteps
+	//	*WorkerFrame_Outcome
 	Body          isWorkerFrame_Body `protobuf_oneof:"body"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1294,6 +1299,15 @@ func (x *WorkerFrame) GetBeginSteps() *BeginSteps {
 	return nil
 }
 
+func (x *WorkerFrame) GetOutcome() *Outcome {
+	if x != nil {
+		if x, ok := x.Body.(*WorkerFrame_Outcome); ok {
+			return x.Outcome
+		}
+	}
+	return nil
+}
+
 type isWorkerFrame_Body interface {
 	isWorkerFrame_Body()
 }
@@ -1358,6 +1372,11 @@ type WorkerFrame_BeginSteps struct {
 	BeginSteps *BeginSteps `protobuf:"bytes,21,opt,name=begin_steps,json=beginSteps,proto3,oneof"`
 }
 
+type WorkerFrame_Outcome struct {
+	// The handler of a job (a hook) has ended.
+	Outcome *Outcome `protobuf:"bytes,22,opt,name=outcome,proto3,oneof"`
+}
+
 func (*WorkerFrame_Hello) isWorkerFrame_Body() {}
 
 func (*WorkerFrame_Credit) isWorkerFrame_Body() {}
@@ -1381,6 +1400,8 @@ func (*WorkerFrame_NeedState) isWorkerFrame_Body() {}
 func (*WorkerFrame_Goodbye) isWorkerFrame_Body() {}
 
 func (*WorkerFrame_BeginSteps) isWorkerFrame_Body() {}
+
+func (*WorkerFrame_Outcome) isWorkerFrame_Body() {}
 
 // ServerFrame is one thing that the server says.
 type ServerFrame struct {
@@ -1740,13 +1761,14 @@ type Handler struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Kind of handler.
 	Kind HandlerKind `protobuf:"varint,1,opt,name=kind,proto3,enum=stepwell.v1.HandlerKind" json:"kind,omitempty"`
-	// Name that work is addressed to: 1 to 64 letters, digits, "-" or "_", not beginning with "-".
+	// Name that work is addressed to: 1 to 64 letters, digits, "-" or "_", not beginning with "-"; that of a hook may also have dots.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// What else the server must know of it, by kind. Unset: defaults.
 	//
 	// Types that are valid to be assigned to Definition:
 	//
 	//	*Handler_Workflow
+	//	*Handler_Hook
 	Definition    isHandler_Definition `protobuf_oneof:"definition"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1812,6 +1834,15 @@ func (x *Handler) GetWorkflow() *WorkflowDefinition {
 	return nil
 }
 
+func (x *Handler) GetHook() *HookDefinition {
+	if x != nil {
+		if x, ok := x.Definition.(*Handler_Hook); ok {
+			return x.Hook
+		}
+	}
+	return nil
+}
+
 type isHandler_Definition interface {
 	isHandler_Definition()
 }
@@ -1821,7 +1852,14 @@ type Handler_Workflow struct {
 	Workflow *WorkflowDefinition `protobuf:"bytes,10,opt,name=workflow,proto3,oneof"`
 }
 
+type Handler_Hook struct {
+	// For HANDLER_KIND_HOOK.
+	Hook *HookDefinition `protobuf:"bytes,11,opt,name=hook,proto3,oneof"`
+}
+
 func (*Handler_Workflow) isHandler_Definition() {}
+
+func (*Handler_Hook) isHandler_Definition() {}
 
 // WorkflowDefinition is what a worker declares of a workflow.
 type WorkflowDefinition struct {
@@ -1869,6 +1907,52 @@ func (x *WorkflowDefinition) GetDescription() string {
 	return ""
 }
 
+// HookDefinition is what a worker declares of a hook.
+type HookDefinition struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What it does, for people. At most 1,024 characters.
+	Description   string `protobuf:"bytes,1,opt,name=description,proto3" json:"description,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HookDefinition) Reset() {
+	*x = HookDefinition{}
+	mi := &file_stepwell_v1_workers_proto_msgTypes[20]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HookDefinition) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HookDefinition) ProtoMessage() {}
+
+func (x *HookDefinition) ProtoReflect() protoreflect.Message {
+	mi := &file_stepwell_v1_workers_proto_msgTypes[20]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HookDefinition.ProtoReflect.Descriptor instead.
+func (*HookDefinition) Descriptor() ([]byte, []int) {
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{20}
+}
+
+func (x *HookDefinition) GetDescription() string {
+	if x != nil {
+		return x.Description
+	}
+	return ""
+}
+
 // HandlerRef names a handler.
 type HandlerRef struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1882,7 +1966,7 @@ type HandlerRef struct {
 
 func (x *HandlerRef) Reset() {
 	*x = HandlerRef{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[20]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[21]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1894,7 +1978,7 @@ func (x *HandlerRef) String() string {
 func (*HandlerRef) ProtoMessage() {}
 
 func (x *HandlerRef) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[20]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[21]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1907,7 +1991,7 @@ func (x *HandlerRef) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HandlerRef.ProtoReflect.Descriptor instead.
 func (*HandlerRef) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{20}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{21}
 }
 
 func (x *HandlerRef) GetKind() HandlerKind {
@@ -1937,7 +2021,7 @@ type HeldTask struct {
 
 func (x *HeldTask) Reset() {
 	*x = HeldTask{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[21]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[22]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -1949,7 +2033,7 @@ func (x *HeldTask) String() string {
 func (*HeldTask) ProtoMessage() {}
 
 func (x *HeldTask) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[21]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[22]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -1962,7 +2046,7 @@ func (x *HeldTask) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use HeldTask.ProtoReflect.Descriptor instead.
 func (*HeldTask) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{21}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{22}
 }
 
 func (x *HeldTask) GetTaskId() int64 {
@@ -1992,7 +2076,7 @@ type Credit struct {
 
 func (x *Credit) Reset() {
 	*x = Credit{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[22]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[23]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2004,7 +2088,7 @@ func (x *Credit) String() string {
 func (*Credit) ProtoMessage() {}
 
 func (x *Credit) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[22]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[23]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2017,7 +2101,7 @@ func (x *Credit) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Credit.ProtoReflect.Descriptor instead.
 func (*Credit) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{22}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{23}
 }
 
 func (x *Credit) GetKind() HandlerKind {
@@ -2043,7 +2127,7 @@ type TaskAck struct {
 
 func (x *TaskAck) Reset() {
 	*x = TaskAck{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[23]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[24]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2055,7 +2139,7 @@ func (x *TaskAck) String() string {
 func (*TaskAck) ProtoMessage() {}
 
 func (x *TaskAck) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[23]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[24]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2068,7 +2152,7 @@ func (x *TaskAck) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskAck.ProtoReflect.Descriptor instead.
 func (*TaskAck) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{23}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{24}
 }
 
 // OpenStep is a step body that begins.
@@ -2089,7 +2173,7 @@ type OpenStep struct {
 
 func (x *OpenStep) Reset() {
 	*x = OpenStep{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[24]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[25]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2101,7 +2185,7 @@ func (x *OpenStep) String() string {
 func (*OpenStep) ProtoMessage() {}
 
 func (x *OpenStep) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[24]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[25]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2114,7 +2198,7 @@ func (x *OpenStep) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use OpenStep.ProtoReflect.Descriptor instead.
 func (*OpenStep) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{24}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{25}
 }
 
 func (x *OpenStep) GetName() string {
@@ -2158,7 +2242,7 @@ type StepPolicy struct {
 
 func (x *StepPolicy) Reset() {
 	*x = StepPolicy{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[25]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[26]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2170,7 +2254,7 @@ func (x *StepPolicy) String() string {
 func (*StepPolicy) ProtoMessage() {}
 
 func (x *StepPolicy) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[25]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[26]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2183,7 +2267,7 @@ func (x *StepPolicy) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepPolicy.ProtoReflect.Descriptor instead.
 func (*StepPolicy) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{25}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{26}
 }
 
 func (x *StepPolicy) GetRetry() *RetryPolicy {
@@ -2219,7 +2303,7 @@ type StepDone struct {
 
 func (x *StepDone) Reset() {
 	*x = StepDone{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[26]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[27]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2231,7 +2315,7 @@ func (x *StepDone) String() string {
 func (*StepDone) ProtoMessage() {}
 
 func (x *StepDone) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[26]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[27]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2244,7 +2328,7 @@ func (x *StepDone) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepDone.ProtoReflect.Descriptor instead.
 func (*StepDone) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{26}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{27}
 }
 
 func (x *StepDone) GetName() string {
@@ -2293,7 +2377,7 @@ type StepFailed struct {
 
 func (x *StepFailed) Reset() {
 	*x = StepFailed{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[27]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[28]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2305,7 +2389,7 @@ func (x *StepFailed) String() string {
 func (*StepFailed) ProtoMessage() {}
 
 func (x *StepFailed) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[27]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[28]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2318,7 +2402,7 @@ func (x *StepFailed) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepFailed.ProtoReflect.Descriptor instead.
 func (*StepFailed) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{27}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{28}
 }
 
 func (x *StepFailed) GetName() string {
@@ -2370,7 +2454,7 @@ type Wait struct {
 
 func (x *Wait) Reset() {
 	*x = Wait{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[28]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[29]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2382,7 +2466,7 @@ func (x *Wait) String() string {
 func (*Wait) ProtoMessage() {}
 
 func (x *Wait) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[28]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[29]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2395,7 +2479,7 @@ func (x *Wait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Wait.ProtoReflect.Descriptor instead.
 func (*Wait) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{28}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{29}
 }
 
 func (x *Wait) GetName() string {
@@ -2477,7 +2561,7 @@ type EventWait struct {
 
 func (x *EventWait) Reset() {
 	*x = EventWait{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[29]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[30]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2489,7 +2573,7 @@ func (x *EventWait) String() string {
 func (*EventWait) ProtoMessage() {}
 
 func (x *EventWait) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[29]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[30]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2502,7 +2586,7 @@ func (x *EventWait) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use EventWait.ProtoReflect.Descriptor instead.
 func (*EventWait) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{29}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{30}
 }
 
 func (x *EventWait) GetType() string {
@@ -2528,13 +2612,15 @@ type Suspend struct {
 	// Newest revision that the worker has heard of, from Task, Ack or Resolved. If something was resolved after it, and crosses
 	// this frame on its way, the task is not given up and Resolved comes again. 0: not said.
 	KnownRevision int64 `protobuf:"varint,2,opt,name=known_revision,json=knownRevision,proto3" json:"known_revision,omitempty"`
+	// True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once.
+	Yields        bool `protobuf:"varint,3,opt,name=yields,proto3" json:"yields,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Suspend) Reset() {
 	*x = Suspend{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[30]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[31]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2546,7 +2632,7 @@ func (x *Suspend) String() string {
 func (*Suspend) ProtoMessage() {}
 
 func (x *Suspend) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[30]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[31]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2559,7 +2645,7 @@ func (x *Suspend) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Suspend.ProtoReflect.Descriptor instead.
 func (*Suspend) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{30}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{31}
 }
 
 func (x *Suspend) GetCached() bool {
@@ -2574,6 +2660,13 @@ func (x *Suspend) GetKnownRevision() int64 {
 		return x.KnownRevision
 	}
 	return 0
+}
+
+func (x *Suspend) GetYields() bool {
+	if x != nil {
+		return x.Yields
+	}
+	return false
 }
 
 // Finish says that the workflow function has ended. Not applied if the run is to pause first (Ack.stop): then it is
@@ -2593,7 +2686,7 @@ type Finish struct {
 
 func (x *Finish) Reset() {
 	*x = Finish{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[31]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[32]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2605,7 +2698,7 @@ func (x *Finish) String() string {
 func (*Finish) ProtoMessage() {}
 
 func (x *Finish) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[31]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[32]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2618,7 +2711,7 @@ func (x *Finish) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Finish.ProtoReflect.Descriptor instead.
 func (*Finish) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{31}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{32}
 }
 
 func (x *Finish) GetResult() isFinish_Result {
@@ -2664,6 +2757,77 @@ func (*Finish_Output) isFinish_Result() {}
 
 func (*Finish_Failure) isFinish_Result() {}
 
+// Outcome says how the handler of a job ended, in one frame with number 1. The server decides whether it is tried again: Ack.wake_at
+// says when. If the execution took too long for the server (Cancel came), the frame is stale.
+type Outcome struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// How it ended. Unset: it returned.
+	//
+	// Types that are valid to be assigned to Result:
+	//
+	//	*Outcome_Failure
+	Result        isOutcome_Result `protobuf_oneof:"result"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *Outcome) Reset() {
+	*x = Outcome{}
+	mi := &file_stepwell_v1_workers_proto_msgTypes[33]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *Outcome) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*Outcome) ProtoMessage() {}
+
+func (x *Outcome) ProtoReflect() protoreflect.Message {
+	mi := &file_stepwell_v1_workers_proto_msgTypes[33]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use Outcome.ProtoReflect.Descriptor instead.
+func (*Outcome) Descriptor() ([]byte, []int) {
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{33}
+}
+
+func (x *Outcome) GetResult() isOutcome_Result {
+	if x != nil {
+		return x.Result
+	}
+	return nil
+}
+
+func (x *Outcome) GetFailure() *Failure {
+	if x != nil {
+		if x, ok := x.Result.(*Outcome_Failure); ok {
+			return x.Failure
+		}
+	}
+	return nil
+}
+
+type isOutcome_Result interface {
+	isOutcome_Result()
+}
+
+type Outcome_Failure struct {
+	// It failed with this. "non_retryable" ends the job at once.
+	Failure *Failure `protobuf:"bytes,1,opt,name=failure,proto3,oneof"`
+}
+
+func (*Outcome_Failure) isOutcome_Result() {}
+
 // Heartbeat renews leases, each by its name: what is not listed is not renewed. Sent every Welcome.heartbeat_interval. A
 // ServerHeartbeat with the same number says that the renewals are durable; a lease that was lost is answered with Stale.
 type Heartbeat struct {
@@ -2678,7 +2842,7 @@ type Heartbeat struct {
 
 func (x *Heartbeat) Reset() {
 	*x = Heartbeat{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[32]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[34]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2690,7 +2854,7 @@ func (x *Heartbeat) String() string {
 func (*Heartbeat) ProtoMessage() {}
 
 func (x *Heartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[32]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[34]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2703,7 +2867,7 @@ func (x *Heartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Heartbeat.ProtoReflect.Descriptor instead.
 func (*Heartbeat) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{32}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{34}
 }
 
 func (x *Heartbeat) GetHeld() []*HeldTask {
@@ -2729,7 +2893,7 @@ type BeginSteps struct {
 
 func (x *BeginSteps) Reset() {
 	*x = BeginSteps{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[33]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[35]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2741,7 +2905,7 @@ func (x *BeginSteps) String() string {
 func (*BeginSteps) ProtoMessage() {}
 
 func (x *BeginSteps) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[33]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[35]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2754,7 +2918,7 @@ func (x *BeginSteps) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use BeginSteps.ProtoReflect.Descriptor instead.
 func (*BeginSteps) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{33}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{35}
 }
 
 // NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory. The answer is the
@@ -2770,7 +2934,7 @@ type NeedState struct {
 
 func (x *NeedState) Reset() {
 	*x = NeedState{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[34]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[36]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2782,7 +2946,7 @@ func (x *NeedState) String() string {
 func (*NeedState) ProtoMessage() {}
 
 func (x *NeedState) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[34]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[36]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2795,7 +2959,7 @@ func (x *NeedState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use NeedState.ProtoReflect.Descriptor instead.
 func (*NeedState) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{34}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{36}
 }
 
 func (x *NeedState) GetOffset() int32 {
@@ -2814,7 +2978,7 @@ type Goodbye struct {
 
 func (x *Goodbye) Reset() {
 	*x = Goodbye{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[35]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[37]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2826,7 +2990,7 @@ func (x *Goodbye) String() string {
 func (*Goodbye) ProtoMessage() {}
 
 func (x *Goodbye) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[35]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[37]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2839,7 +3003,7 @@ func (x *Goodbye) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Goodbye.ProtoReflect.Descriptor instead.
 func (*Goodbye) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{35}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{37}
 }
 
 // Welcome answers Hello.
@@ -2881,7 +3045,7 @@ type Welcome struct {
 
 func (x *Welcome) Reset() {
 	*x = Welcome{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[36]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[38]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -2893,7 +3057,7 @@ func (x *Welcome) String() string {
 func (*Welcome) ProtoMessage() {}
 
 func (x *Welcome) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[36]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[38]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -2906,7 +3070,7 @@ func (x *Welcome) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Welcome.ProtoReflect.Descriptor instead.
 func (*Welcome) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{36}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{38}
 }
 
 func (x *Welcome) GetServerVersion() string {
@@ -3019,7 +3183,7 @@ type Task struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Handler to call.
 	Handler *HandlerRef `protobuf:"bytes,1,opt,name=handler,proto3" json:"handler,omitempty"`
-	// What it is about: for a workflow the instance id.
+	// What it is about: for a workflow the instance id, for a hook its id.
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	// Why it is due.
 	Reason TaskReason `protobuf:"varint,3,opt,name=reason,proto3,enum=stepwell.v1.TaskReason" json:"reason,omitempty"`
@@ -3028,6 +3192,7 @@ type Task struct {
 	// Types that are valid to be assigned to Input:
 	//
 	//	*Task_Workflow
+	//	*Task_Hook
 	Input         isTask_Input `protobuf_oneof:"input"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3035,7 +3200,7 @@ type Task struct {
 
 func (x *Task) Reset() {
 	*x = Task{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[37]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[39]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3047,7 +3212,7 @@ func (x *Task) String() string {
 func (*Task) ProtoMessage() {}
 
 func (x *Task) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[37]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[39]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3060,7 +3225,7 @@ func (x *Task) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Task.ProtoReflect.Descriptor instead.
 func (*Task) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{37}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{39}
 }
 
 func (x *Task) GetHandler() *HandlerRef {
@@ -3100,6 +3265,15 @@ func (x *Task) GetWorkflow() *WorkflowInput {
 	return nil
 }
 
+func (x *Task) GetHook() *HookInput {
+	if x != nil {
+		if x, ok := x.Input.(*Task_Hook); ok {
+			return x.Hook
+		}
+	}
+	return nil
+}
+
 type isTask_Input interface {
 	isTask_Input()
 }
@@ -3109,7 +3283,14 @@ type Task_Workflow struct {
 	Workflow *WorkflowInput `protobuf:"bytes,10,opt,name=workflow,proto3,oneof"`
 }
 
+type Task_Hook struct {
+	// For HANDLER_KIND_HOOK.
+	Hook *HookInput `protobuf:"bytes,11,opt,name=hook,proto3,oneof"`
+}
+
 func (*Task_Workflow) isTask_Input() {}
+
+func (*Task_Hook) isTask_Input() {}
 
 // WorkflowInput is a run to execute from the top, with what is known already.
 type WorkflowInput struct {
@@ -3141,7 +3322,7 @@ type WorkflowInput struct {
 
 func (x *WorkflowInput) Reset() {
 	*x = WorkflowInput{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[38]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[40]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3153,7 +3334,7 @@ func (x *WorkflowInput) String() string {
 func (*WorkflowInput) ProtoMessage() {}
 
 func (x *WorkflowInput) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[38]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[40]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3166,7 +3347,7 @@ func (x *WorkflowInput) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use WorkflowInput.ProtoReflect.Descriptor instead.
 func (*WorkflowInput) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{38}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{40}
 }
 
 func (x *WorkflowInput) GetRunNumber() int32 {
@@ -3239,6 +3420,106 @@ func (x *WorkflowInput) GetMaxSteps() int32 {
 	return 0
 }
 
+// HookInput is one execution of a hook.
+type HookInput struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// What was triggered.
+	Payload *Payload `protobuf:"bytes,1,opt,name=payload,proto3" json:"payload,omitempty"`
+	// Which execution this is, from 1.
+	Attempt int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
+	// Most executions. 0: no maximum.
+	MaxAttempts int32 `protobuf:"varint,3,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	// The same in every execution, and no other hook's.
+	IdempotencyKey string `protobuf:"bytes,4,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
+	// When it was triggered.
+	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
+	// Longest time of one execution.
+	Timeout *durationpb.Duration `protobuf:"bytes,6,opt,name=timeout,proto3" json:"timeout,omitempty"`
+	// Last instant at which this execution may still report, by the database's clock.
+	DeadlineAt    *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=deadline_at,json=deadlineAt,proto3" json:"deadline_at,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *HookInput) Reset() {
+	*x = HookInput{}
+	mi := &file_stepwell_v1_workers_proto_msgTypes[41]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *HookInput) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*HookInput) ProtoMessage() {}
+
+func (x *HookInput) ProtoReflect() protoreflect.Message {
+	mi := &file_stepwell_v1_workers_proto_msgTypes[41]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use HookInput.ProtoReflect.Descriptor instead.
+func (*HookInput) Descriptor() ([]byte, []int) {
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{41}
+}
+
+func (x *HookInput) GetPayload() *Payload {
+	if x != nil {
+		return x.Payload
+	}
+	return nil
+}
+
+func (x *HookInput) GetAttempt() int32 {
+	if x != nil {
+		return x.Attempt
+	}
+	return 0
+}
+
+func (x *HookInput) GetMaxAttempts() int32 {
+	if x != nil {
+		return x.MaxAttempts
+	}
+	return 0
+}
+
+func (x *HookInput) GetIdempotencyKey() string {
+	if x != nil {
+		return x.IdempotencyKey
+	}
+	return ""
+}
+
+func (x *HookInput) GetCreatedAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.CreatedAt
+	}
+	return nil
+}
+
+func (x *HookInput) GetTimeout() *durationpb.Duration {
+	if x != nil {
+		return x.Timeout
+	}
+	return nil
+}
+
+func (x *HookInput) GetDeadlineAt() *timestamppb.Timestamp {
+	if x != nil {
+		return x.DeadlineAt
+	}
+	return nil
+}
+
 // TaskState continues a task's steps that did not fit into one message.
 type TaskState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -3252,7 +3533,7 @@ type TaskState struct {
 
 func (x *TaskState) Reset() {
 	*x = TaskState{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[39]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[42]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3264,7 +3545,7 @@ func (x *TaskState) String() string {
 func (*TaskState) ProtoMessage() {}
 
 func (x *TaskState) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[39]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[42]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3277,7 +3558,7 @@ func (x *TaskState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use TaskState.ProtoReflect.Descriptor instead.
 func (*TaskState) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{39}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{42}
 }
 
 func (x *TaskState) GetSteps() []*StepState {
@@ -3323,7 +3604,7 @@ type StepState struct {
 
 func (x *StepState) Reset() {
 	*x = StepState{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[40]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[43]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3335,7 +3616,7 @@ func (x *StepState) String() string {
 func (*StepState) ProtoMessage() {}
 
 func (x *StepState) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[40]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[43]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3348,7 +3629,7 @@ func (x *StepState) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use StepState.ProtoReflect.Descriptor instead.
 func (*StepState) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{40}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{43}
 }
 
 func (x *StepState) GetName() string {
@@ -3428,7 +3709,7 @@ type Ack struct {
 	Stop Stop `protobuf:"varint,1,opt,name=stop,proto3,enum=stepwell.v1.Stop" json:"stop,omitempty"`
 	// The task is no longer held: a Suspend or Finish was applied, or the run was paused.
 	Released bool `protobuf:"varint,2,opt,name=released,proto3" json:"released,omitempty"`
-	// For Wait: the time that was stored. For StepFailed: when the body is executed again; unset if it never is.
+	// For Wait: the time that was stored. For StepFailed and Outcome: when it is executed again; unset if it never is.
 	WakeAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=wake_at,json=wakeAt,proto3" json:"wake_at,omitempty"`
 	// Revision of the run after the frame.
 	Revision      int64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -3438,7 +3719,7 @@ type Ack struct {
 
 func (x *Ack) Reset() {
 	*x = Ack{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[41]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[44]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3450,7 +3731,7 @@ func (x *Ack) String() string {
 func (*Ack) ProtoMessage() {}
 
 func (x *Ack) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[41]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[44]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3463,7 +3744,7 @@ func (x *Ack) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Ack.ProtoReflect.Descriptor instead.
 func (*Ack) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{41}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{44}
 }
 
 func (x *Ack) GetStop() Stop {
@@ -3505,7 +3786,7 @@ type Stale struct {
 
 func (x *Stale) Reset() {
 	*x = Stale{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[42]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[45]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3517,7 +3798,7 @@ func (x *Stale) String() string {
 func (*Stale) ProtoMessage() {}
 
 func (x *Stale) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[42]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[45]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3530,7 +3811,7 @@ func (x *Stale) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Stale.ProtoReflect.Descriptor instead.
 func (*Stale) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{42}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{45}
 }
 
 func (x *Stale) GetReason() ErrorReason {
@@ -3553,7 +3834,7 @@ type Resolved struct {
 
 func (x *Resolved) Reset() {
 	*x = Resolved{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[43]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[46]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3565,7 +3846,7 @@ func (x *Resolved) String() string {
 func (*Resolved) ProtoMessage() {}
 
 func (x *Resolved) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[43]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[46]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3578,7 +3859,7 @@ func (x *Resolved) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Resolved.ProtoReflect.Descriptor instead.
 func (*Resolved) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{43}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{46}
 }
 
 func (x *Resolved) GetSteps() []*StepState {
@@ -3608,7 +3889,7 @@ type Cancel struct {
 
 func (x *Cancel) Reset() {
 	*x = Cancel{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[44]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[47]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3620,7 +3901,7 @@ func (x *Cancel) String() string {
 func (*Cancel) ProtoMessage() {}
 
 func (x *Cancel) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[44]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[47]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3633,7 +3914,7 @@ func (x *Cancel) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Cancel.ProtoReflect.Descriptor instead.
 func (*Cancel) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{44}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{47}
 }
 
 func (x *Cancel) GetStep() string {
@@ -3662,7 +3943,7 @@ type Drain struct {
 
 func (x *Drain) Reset() {
 	*x = Drain{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[45]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[48]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3674,7 +3955,7 @@ func (x *Drain) String() string {
 func (*Drain) ProtoMessage() {}
 
 func (x *Drain) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[45]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[48]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3687,7 +3968,7 @@ func (x *Drain) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use Drain.ProtoReflect.Descriptor instead.
 func (*Drain) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{45}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{48}
 }
 
 func (x *Drain) GetDeadline() *durationpb.Duration {
@@ -3712,7 +3993,7 @@ type ServerHeartbeat struct {
 
 func (x *ServerHeartbeat) Reset() {
 	*x = ServerHeartbeat{}
-	mi := &file_stepwell_v1_workers_proto_msgTypes[46]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[49]
 	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 	ms.StoreMessageInfo(mi)
 }
@@ -3724,7 +4005,7 @@ func (x *ServerHeartbeat) String() string {
 func (*ServerHeartbeat) ProtoMessage() {}
 
 func (x *ServerHeartbeat) ProtoReflect() protoreflect.Message {
-	mi := &file_stepwell_v1_workers_proto_msgTypes[46]
+	mi := &file_stepwell_v1_workers_proto_msgTypes[49]
 	if x != nil {
 		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
 		if ms.LoadMessageInfo() == nil {
@@ -3737,7 +4018,7 @@ func (x *ServerHeartbeat) ProtoReflect() protoreflect.Message {
 
 // Deprecated: Use ServerHeartbeat.ProtoReflect.Descriptor instead.
 func (*ServerHeartbeat) Descriptor() ([]byte, []int) {
-	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{46}
+	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{49}
 }
 
 func (x *ServerHeartbeat) GetNow() *timestamppb.Timestamp {
@@ -3826,7 +4107,7 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\ahandler\x18\x01 \x01(\v2\x17.stepwell.v1.HandlerRefR\ahandler\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x129\n" +
 	"\n" +
-	"claimed_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tclaimedAt\"\xf2\x05\n" +
+	"claimed_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tclaimedAt\"\xa4\x06\n" +
 	"\vWorkerFrame\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\x03R\x06taskId\x12\x14\n" +
 	"\x05fence\x18\x02 \x01(\x03R\x05fence\x12\x16\n" +
@@ -3847,7 +4128,8 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"need_state\x18\x13 \x01(\v2\x16.stepwell.v1.NeedStateH\x00R\tneedState\x120\n" +
 	"\agoodbye\x18\x14 \x01(\v2\x14.stepwell.v1.GoodbyeH\x00R\agoodbye\x12:\n" +
 	"\vbegin_steps\x18\x15 \x01(\v2\x17.stepwell.v1.BeginStepsH\x00R\n" +
-	"beginStepsB\x06\n" +
+	"beginSteps\x120\n" +
+	"\aoutcome\x18\x16 \x01(\v2\x14.stepwell.v1.OutcomeH\x00R\aoutcomeB\x06\n" +
 	"\x04body\"\xc4\x04\n" +
 	"\vServerFrame\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\x03R\x06taskId\x12\x14\n" +
@@ -3874,15 +4156,18 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x10protocol_version\x18\x04 \x01(\x05R\x0fprotocolVersion\x12\x1c\n" +
 	"\tnamespace\x18\x05 \x01(\tR\tnamespace\x120\n" +
 	"\bhandlers\x18\x06 \x03(\v2\x14.stepwell.v1.HandlerR\bhandlers\x12)\n" +
-	"\x04held\x18\a \x03(\v2\x15.stepwell.v1.HeldTaskR\x04held\"\x98\x01\n" +
+	"\x04held\x18\a \x03(\v2\x15.stepwell.v1.HeldTaskR\x04held\"\xcb\x01\n" +
 	"\aHandler\x12,\n" +
 	"\x04kind\x18\x01 \x01(\x0e2\x18.stepwell.v1.HandlerKindR\x04kind\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12=\n" +
 	"\bworkflow\x18\n" +
-	" \x01(\v2\x1f.stepwell.v1.WorkflowDefinitionH\x00R\bworkflowB\f\n" +
+	" \x01(\v2\x1f.stepwell.v1.WorkflowDefinitionH\x00R\bworkflow\x121\n" +
+	"\x04hook\x18\v \x01(\v2\x1b.stepwell.v1.HookDefinitionH\x00R\x04hookB\f\n" +
 	"\n" +
 	"definition\"6\n" +
 	"\x12WorkflowDefinition\x12 \n" +
+	"\vdescription\x18\x01 \x01(\tR\vdescription\"2\n" +
+	"\x0eHookDefinition\x12 \n" +
 	"\vdescription\x18\x01 \x01(\tR\vdescription\"N\n" +
 	"\n" +
 	"HandlerRef\x12,\n" +
@@ -3924,13 +4209,17 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x05until\"T\n" +
 	"\tEventWait\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x123\n" +
-	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"H\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"`\n" +
 	"\aSuspend\x12\x16\n" +
 	"\x06cached\x18\x01 \x01(\bR\x06cached\x12%\n" +
-	"\x0eknown_revision\x18\x02 \x01(\x03R\rknownRevision\"t\n" +
+	"\x0eknown_revision\x18\x02 \x01(\x03R\rknownRevision\x12\x16\n" +
+	"\x06yields\x18\x03 \x01(\bR\x06yields\"t\n" +
 	"\x06Finish\x12.\n" +
 	"\x06output\x18\x01 \x01(\v2\x14.stepwell.v1.PayloadH\x00R\x06output\x120\n" +
 	"\afailure\x18\x02 \x01(\v2\x14.stepwell.v1.FailureH\x00R\afailureB\b\n" +
+	"\x06result\"E\n" +
+	"\aOutcome\x120\n" +
+	"\afailure\x18\x01 \x01(\v2\x14.stepwell.v1.FailureH\x00R\afailureB\b\n" +
 	"\x06result\"a\n" +
 	"\tHeartbeat\x12)\n" +
 	"\x04held\x18\x01 \x03(\v2\x15.stepwell.v1.HeldTaskR\x04held\x12)\n" +
@@ -3962,13 +4251,14 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x04held\x18\r \x03(\v2\x15.stepwell.v1.HeldTaskR\x04held\x12G\n" +
 	"\x13default_step_policy\x18\x0e \x01(\v2\x17.stepwell.v1.StepPolicyR\x11defaultStepPolicy\x12\x1f\n" +
 	"\vdatabase_id\x18\x0f \x01(\tR\n" +
-	"databaseId\"\xbf\x01\n" +
+	"databaseId\"\xed\x01\n" +
 	"\x04Task\x121\n" +
 	"\ahandler\x18\x01 \x01(\v2\x17.stepwell.v1.HandlerRefR\ahandler\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12/\n" +
 	"\x06reason\x18\x03 \x01(\x0e2\x17.stepwell.v1.TaskReasonR\x06reason\x128\n" +
 	"\bworkflow\x18\n" +
-	" \x01(\v2\x1a.stepwell.v1.WorkflowInputH\x00R\bworkflowB\a\n" +
+	" \x01(\v2\x1a.stepwell.v1.WorkflowInputH\x00R\bworkflow\x12,\n" +
+	"\x04hook\x18\v \x01(\v2\x16.stepwell.v1.HookInputH\x00R\x04hookB\a\n" +
 	"\x05input\"\xf7\x02\n" +
 	"\rWorkflowInput\x12\x1d\n" +
 	"\n" +
@@ -3983,7 +4273,17 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x04more\x18\b \x01(\bR\x04more\x12$\n" +
 	"\rinterruptions\x18\t \x01(\x05R\rinterruptions\x12\x1b\n" +
 	"\tmax_steps\x18\n" +
-	" \x01(\x05R\bmaxSteps\"M\n" +
+	" \x01(\x05R\bmaxSteps\"\xce\x02\n" +
+	"\tHookInput\x12.\n" +
+	"\apayload\x18\x01 \x01(\v2\x14.stepwell.v1.PayloadR\apayload\x12\x18\n" +
+	"\aattempt\x18\x02 \x01(\x05R\aattempt\x12!\n" +
+	"\fmax_attempts\x18\x03 \x01(\x05R\vmaxAttempts\x12'\n" +
+	"\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\x129\n" +
+	"\n" +
+	"created_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x123\n" +
+	"\atimeout\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\atimeout\x12;\n" +
+	"\vdeadline_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\n" +
+	"deadlineAt\"M\n" +
 	"\tTaskState\x12,\n" +
 	"\x05steps\x18\x01 \x03(\v2\x16.stepwell.v1.StepStateR\x05steps\x12\x12\n" +
 	"\x04more\x18\x02 \x01(\bR\x04more\"\xbd\x03\n" +
@@ -4019,10 +4319,11 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x0fServerHeartbeat\x12,\n" +
 	"\x03now\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\x12\x16\n" +
 	"\x06credit\x18\x02 \x01(\x05R\x06credit\x12)\n" +
-	"\x10heartbeat_number\x18\x03 \x01(\x03R\x0fheartbeatNumber*F\n" +
+	"\x10heartbeat_number\x18\x03 \x01(\x03R\x0fheartbeatNumber*]\n" +
 	"\vHandlerKind\x12\x1c\n" +
 	"\x18HANDLER_KIND_UNSPECIFIED\x10\x00\x12\x19\n" +
-	"\x15HANDLER_KIND_WORKFLOW\x10\x01*\x9d\x01\n" +
+	"\x15HANDLER_KIND_WORKFLOW\x10\x01\x12\x15\n" +
+	"\x11HANDLER_KIND_HOOK\x10\x02*\x9d\x01\n" +
 	"\n" +
 	"TaskReason\x12\x1b\n" +
 	"\x17TASK_REASON_UNSPECIFIED\x10\x00\x12\x13\n" +
@@ -4062,7 +4363,7 @@ func file_stepwell_v1_workers_proto_rawDescGZIP() []byte {
 }
 
 var file_stepwell_v1_workers_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_stepwell_v1_workers_proto_msgTypes = make([]protoimpl.MessageInfo, 47)
+var file_stepwell_v1_workers_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_stepwell_v1_workers_proto_goTypes = []any{
 	(HandlerKind)(0),                 // 0: stepwell.v1.HandlerKind
 	(TaskReason)(0),                  // 1: stepwell.v1.TaskReason
@@ -4087,151 +4388,162 @@ var file_stepwell_v1_workers_proto_goTypes = []any{
 	(*Hello)(nil),                    // 20: stepwell.v1.Hello
 	(*Handler)(nil),                  // 21: stepwell.v1.Handler
 	(*WorkflowDefinition)(nil),       // 22: stepwell.v1.WorkflowDefinition
-	(*HandlerRef)(nil),               // 23: stepwell.v1.HandlerRef
-	(*HeldTask)(nil),                 // 24: stepwell.v1.HeldTask
-	(*Credit)(nil),                   // 25: stepwell.v1.Credit
-	(*TaskAck)(nil),                  // 26: stepwell.v1.TaskAck
-	(*OpenStep)(nil),                 // 27: stepwell.v1.OpenStep
-	(*StepPolicy)(nil),               // 28: stepwell.v1.StepPolicy
-	(*StepDone)(nil),                 // 29: stepwell.v1.StepDone
-	(*StepFailed)(nil),               // 30: stepwell.v1.StepFailed
-	(*Wait)(nil),                     // 31: stepwell.v1.Wait
-	(*EventWait)(nil),                // 32: stepwell.v1.EventWait
-	(*Suspend)(nil),                  // 33: stepwell.v1.Suspend
-	(*Finish)(nil),                   // 34: stepwell.v1.Finish
-	(*Heartbeat)(nil),                // 35: stepwell.v1.Heartbeat
-	(*BeginSteps)(nil),               // 36: stepwell.v1.BeginSteps
-	(*NeedState)(nil),                // 37: stepwell.v1.NeedState
-	(*Goodbye)(nil),                  // 38: stepwell.v1.Goodbye
-	(*Welcome)(nil),                  // 39: stepwell.v1.Welcome
-	(*Task)(nil),                     // 40: stepwell.v1.Task
-	(*WorkflowInput)(nil),            // 41: stepwell.v1.WorkflowInput
-	(*TaskState)(nil),                // 42: stepwell.v1.TaskState
-	(*StepState)(nil),                // 43: stepwell.v1.StepState
-	(*Ack)(nil),                      // 44: stepwell.v1.Ack
-	(*Stale)(nil),                    // 45: stepwell.v1.Stale
-	(*Resolved)(nil),                 // 46: stepwell.v1.Resolved
-	(*Cancel)(nil),                   // 47: stepwell.v1.Cancel
-	(*Drain)(nil),                    // 48: stepwell.v1.Drain
-	(*ServerHeartbeat)(nil),          // 49: stepwell.v1.ServerHeartbeat
-	(*durationpb.Duration)(nil),      // 50: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 51: google.protobuf.Timestamp
-	(*ItemError)(nil),                // 52: stepwell.v1.ItemError
-	(*RetryPolicy)(nil),              // 53: stepwell.v1.RetryPolicy
-	(*Payload)(nil),                  // 54: stepwell.v1.Payload
-	(*Failure)(nil),                  // 55: stepwell.v1.Failure
-	(*Limits)(nil),                   // 56: stepwell.v1.Limits
-	(StepType)(0),                    // 57: stepwell.v1.StepType
-	(StepStatus)(0),                  // 58: stepwell.v1.StepStatus
-	(ErrorReason)(0),                 // 59: stepwell.v1.ErrorReason
+	(*HookDefinition)(nil),           // 23: stepwell.v1.HookDefinition
+	(*HandlerRef)(nil),               // 24: stepwell.v1.HandlerRef
+	(*HeldTask)(nil),                 // 25: stepwell.v1.HeldTask
+	(*Credit)(nil),                   // 26: stepwell.v1.Credit
+	(*TaskAck)(nil),                  // 27: stepwell.v1.TaskAck
+	(*OpenStep)(nil),                 // 28: stepwell.v1.OpenStep
+	(*StepPolicy)(nil),               // 29: stepwell.v1.StepPolicy
+	(*StepDone)(nil),                 // 30: stepwell.v1.StepDone
+	(*StepFailed)(nil),               // 31: stepwell.v1.StepFailed
+	(*Wait)(nil),                     // 32: stepwell.v1.Wait
+	(*EventWait)(nil),                // 33: stepwell.v1.EventWait
+	(*Suspend)(nil),                  // 34: stepwell.v1.Suspend
+	(*Finish)(nil),                   // 35: stepwell.v1.Finish
+	(*Outcome)(nil),                  // 36: stepwell.v1.Outcome
+	(*Heartbeat)(nil),                // 37: stepwell.v1.Heartbeat
+	(*BeginSteps)(nil),               // 38: stepwell.v1.BeginSteps
+	(*NeedState)(nil),                // 39: stepwell.v1.NeedState
+	(*Goodbye)(nil),                  // 40: stepwell.v1.Goodbye
+	(*Welcome)(nil),                  // 41: stepwell.v1.Welcome
+	(*Task)(nil),                     // 42: stepwell.v1.Task
+	(*WorkflowInput)(nil),            // 43: stepwell.v1.WorkflowInput
+	(*HookInput)(nil),                // 44: stepwell.v1.HookInput
+	(*TaskState)(nil),                // 45: stepwell.v1.TaskState
+	(*StepState)(nil),                // 46: stepwell.v1.StepState
+	(*Ack)(nil),                      // 47: stepwell.v1.Ack
+	(*Stale)(nil),                    // 48: stepwell.v1.Stale
+	(*Resolved)(nil),                 // 49: stepwell.v1.Resolved
+	(*Cancel)(nil),                   // 50: stepwell.v1.Cancel
+	(*Drain)(nil),                    // 51: stepwell.v1.Drain
+	(*ServerHeartbeat)(nil),          // 52: stepwell.v1.ServerHeartbeat
+	(*durationpb.Duration)(nil),      // 53: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 54: google.protobuf.Timestamp
+	(*ItemError)(nil),                // 55: stepwell.v1.ItemError
+	(*RetryPolicy)(nil),              // 56: stepwell.v1.RetryPolicy
+	(*Payload)(nil),                  // 57: stepwell.v1.Payload
+	(*Failure)(nil),                  // 58: stepwell.v1.Failure
+	(*Limits)(nil),                   // 59: stepwell.v1.Limits
+	(StepType)(0),                    // 60: stepwell.v1.StepType
+	(StepStatus)(0),                  // 61: stepwell.v1.StepStatus
+	(ErrorReason)(0),                 // 62: stepwell.v1.ErrorReason
 }
 var file_stepwell_v1_workers_proto_depIdxs = []int32{
-	18, // 0: stepwell.v1.ConnectRequest.frames:type_name -> stepwell.v1.WorkerFrame
-	19, // 1: stepwell.v1.ConnectResponse.frames:type_name -> stepwell.v1.ServerFrame
-	20, // 2: stepwell.v1.RegisterHandlersRequest.hello:type_name -> stepwell.v1.Hello
-	39, // 3: stepwell.v1.RegisterHandlersResponse.welcome:type_name -> stepwell.v1.Welcome
-	50, // 4: stepwell.v1.ClaimTasksRequest.wait:type_name -> google.protobuf.Duration
-	23, // 5: stepwell.v1.ClaimTasksRequest.handlers:type_name -> stepwell.v1.HandlerRef
-	19, // 6: stepwell.v1.ClaimTasksResponse.frames:type_name -> stepwell.v1.ServerFrame
-	24, // 7: stepwell.v1.RenewTasksRequest.tasks:type_name -> stepwell.v1.HeldTask
-	11, // 8: stepwell.v1.RenewTasksResponse.results:type_name -> stepwell.v1.RenewTasksResult
-	2,  // 9: stepwell.v1.RenewTasksResult.stop:type_name -> stepwell.v1.Stop
-	18, // 10: stepwell.v1.CommitTaskRequest.frames:type_name -> stepwell.v1.WorkerFrame
-	19, // 11: stepwell.v1.CommitTaskResponse.frames:type_name -> stepwell.v1.ServerFrame
-	16, // 12: stepwell.v1.ListWorkersResponse.workers:type_name -> stepwell.v1.Worker
-	51, // 13: stepwell.v1.Worker.connected_at:type_name -> google.protobuf.Timestamp
-	23, // 14: stepwell.v1.Worker.handlers:type_name -> stepwell.v1.HandlerRef
-	17, // 15: stepwell.v1.Worker.tasks:type_name -> stepwell.v1.RunningTask
-	23, // 16: stepwell.v1.RunningTask.handler:type_name -> stepwell.v1.HandlerRef
-	51, // 17: stepwell.v1.RunningTask.claimed_at:type_name -> google.protobuf.Timestamp
-	27, // 18: stepwell.v1.WorkerFrame.opens:type_name -> stepwell.v1.OpenStep
-	20, // 19: stepwell.v1.WorkerFrame.hello:type_name -> stepwell.v1.Hello
-	25, // 20: stepwell.v1.WorkerFrame.credit:type_name -> stepwell.v1.Credit
-	26, // 21: stepwell.v1.WorkerFrame.task_ack:type_name -> stepwell.v1.TaskAck
-	29, // 22: stepwell.v1.WorkerFrame.step_done:type_name -> stepwell.v1.StepDone
-	30, // 23: stepwell.v1.WorkerFrame.step_failed:type_name -> stepwell.v1.StepFailed
-	31, // 24: stepwell.v1.WorkerFrame.wait:type_name -> stepwell.v1.Wait
-	33, // 25: stepwell.v1.WorkerFrame.suspend:type_name -> stepwell.v1.Suspend
-	34, // 26: stepwell.v1.WorkerFrame.finish:type_name -> stepwell.v1.Finish
-	35, // 27: stepwell.v1.WorkerFrame.heartbeat:type_name -> stepwell.v1.Heartbeat
-	37, // 28: stepwell.v1.WorkerFrame.need_state:type_name -> stepwell.v1.NeedState
-	38, // 29: stepwell.v1.WorkerFrame.goodbye:type_name -> stepwell.v1.Goodbye
-	36, // 30: stepwell.v1.WorkerFrame.begin_steps:type_name -> stepwell.v1.BeginSteps
-	39, // 31: stepwell.v1.ServerFrame.welcome:type_name -> stepwell.v1.Welcome
-	40, // 32: stepwell.v1.ServerFrame.task:type_name -> stepwell.v1.Task
-	42, // 33: stepwell.v1.ServerFrame.task_state:type_name -> stepwell.v1.TaskState
-	44, // 34: stepwell.v1.ServerFrame.ack:type_name -> stepwell.v1.Ack
-	45, // 35: stepwell.v1.ServerFrame.stale:type_name -> stepwell.v1.Stale
-	46, // 36: stepwell.v1.ServerFrame.resolved:type_name -> stepwell.v1.Resolved
-	47, // 37: stepwell.v1.ServerFrame.cancel:type_name -> stepwell.v1.Cancel
-	48, // 38: stepwell.v1.ServerFrame.drain:type_name -> stepwell.v1.Drain
-	49, // 39: stepwell.v1.ServerFrame.heartbeat:type_name -> stepwell.v1.ServerHeartbeat
-	52, // 40: stepwell.v1.ServerFrame.refused:type_name -> stepwell.v1.ItemError
-	21, // 41: stepwell.v1.Hello.handlers:type_name -> stepwell.v1.Handler
-	24, // 42: stepwell.v1.Hello.held:type_name -> stepwell.v1.HeldTask
-	0,  // 43: stepwell.v1.Handler.kind:type_name -> stepwell.v1.HandlerKind
-	22, // 44: stepwell.v1.Handler.workflow:type_name -> stepwell.v1.WorkflowDefinition
-	0,  // 45: stepwell.v1.HandlerRef.kind:type_name -> stepwell.v1.HandlerKind
-	0,  // 46: stepwell.v1.Credit.kind:type_name -> stepwell.v1.HandlerKind
-	28, // 47: stepwell.v1.OpenStep.policy:type_name -> stepwell.v1.StepPolicy
-	53, // 48: stepwell.v1.StepPolicy.retry:type_name -> stepwell.v1.RetryPolicy
-	50, // 49: stepwell.v1.StepPolicy.timeout:type_name -> google.protobuf.Duration
-	54, // 50: stepwell.v1.StepDone.result:type_name -> stepwell.v1.Payload
-	28, // 51: stepwell.v1.StepDone.policy:type_name -> stepwell.v1.StepPolicy
-	55, // 52: stepwell.v1.StepFailed.failure:type_name -> stepwell.v1.Failure
-	28, // 53: stepwell.v1.StepFailed.policy:type_name -> stepwell.v1.StepPolicy
-	50, // 54: stepwell.v1.Wait.sleep:type_name -> google.protobuf.Duration
-	51, // 55: stepwell.v1.Wait.sleep_until:type_name -> google.protobuf.Timestamp
-	32, // 56: stepwell.v1.Wait.event:type_name -> stepwell.v1.EventWait
-	50, // 57: stepwell.v1.EventWait.timeout:type_name -> google.protobuf.Duration
-	54, // 58: stepwell.v1.Finish.output:type_name -> stepwell.v1.Payload
-	55, // 59: stepwell.v1.Finish.failure:type_name -> stepwell.v1.Failure
-	24, // 60: stepwell.v1.Heartbeat.held:type_name -> stepwell.v1.HeldTask
-	51, // 61: stepwell.v1.Welcome.now:type_name -> google.protobuf.Timestamp
-	56, // 62: stepwell.v1.Welcome.limits:type_name -> stepwell.v1.Limits
-	50, // 63: stepwell.v1.Welcome.lease:type_name -> google.protobuf.Duration
-	50, // 64: stepwell.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
-	50, // 65: stepwell.v1.Welcome.ack_window:type_name -> google.protobuf.Duration
-	50, // 66: stepwell.v1.Welcome.reconnect_grace:type_name -> google.protobuf.Duration
-	24, // 67: stepwell.v1.Welcome.held:type_name -> stepwell.v1.HeldTask
-	28, // 68: stepwell.v1.Welcome.default_step_policy:type_name -> stepwell.v1.StepPolicy
-	23, // 69: stepwell.v1.Task.handler:type_name -> stepwell.v1.HandlerRef
-	1,  // 70: stepwell.v1.Task.reason:type_name -> stepwell.v1.TaskReason
-	41, // 71: stepwell.v1.Task.workflow:type_name -> stepwell.v1.WorkflowInput
-	54, // 72: stepwell.v1.WorkflowInput.params:type_name -> stepwell.v1.Payload
-	51, // 73: stepwell.v1.WorkflowInput.created_at:type_name -> google.protobuf.Timestamp
-	43, // 74: stepwell.v1.WorkflowInput.steps:type_name -> stepwell.v1.StepState
-	43, // 75: stepwell.v1.TaskState.steps:type_name -> stepwell.v1.StepState
-	57, // 76: stepwell.v1.StepState.type:type_name -> stepwell.v1.StepType
-	58, // 77: stepwell.v1.StepState.status:type_name -> stepwell.v1.StepStatus
-	54, // 78: stepwell.v1.StepState.result:type_name -> stepwell.v1.Payload
-	55, // 79: stepwell.v1.StepState.failure:type_name -> stepwell.v1.Failure
-	51, // 80: stepwell.v1.StepState.wake_at:type_name -> google.protobuf.Timestamp
-	51, // 81: stepwell.v1.StepState.event_at:type_name -> google.protobuf.Timestamp
-	51, // 82: stepwell.v1.StepState.deadline_at:type_name -> google.protobuf.Timestamp
-	2,  // 83: stepwell.v1.Ack.stop:type_name -> stepwell.v1.Stop
-	51, // 84: stepwell.v1.Ack.wake_at:type_name -> google.protobuf.Timestamp
-	59, // 85: stepwell.v1.Stale.reason:type_name -> stepwell.v1.ErrorReason
-	43, // 86: stepwell.v1.Resolved.steps:type_name -> stepwell.v1.StepState
-	50, // 87: stepwell.v1.Drain.deadline:type_name -> google.protobuf.Duration
-	51, // 88: stepwell.v1.ServerHeartbeat.now:type_name -> google.protobuf.Timestamp
-	3,  // 89: stepwell.v1.WorkerService.Connect:input_type -> stepwell.v1.ConnectRequest
-	5,  // 90: stepwell.v1.WorkerService.RegisterHandlers:input_type -> stepwell.v1.RegisterHandlersRequest
-	7,  // 91: stepwell.v1.WorkerService.ClaimTasks:input_type -> stepwell.v1.ClaimTasksRequest
-	9,  // 92: stepwell.v1.WorkerService.RenewTasks:input_type -> stepwell.v1.RenewTasksRequest
-	12, // 93: stepwell.v1.WorkerService.CommitTask:input_type -> stepwell.v1.CommitTaskRequest
-	14, // 94: stepwell.v1.WorkerService.ListWorkers:input_type -> stepwell.v1.ListWorkersRequest
-	4,  // 95: stepwell.v1.WorkerService.Connect:output_type -> stepwell.v1.ConnectResponse
-	6,  // 96: stepwell.v1.WorkerService.RegisterHandlers:output_type -> stepwell.v1.RegisterHandlersResponse
-	8,  // 97: stepwell.v1.WorkerService.ClaimTasks:output_type -> stepwell.v1.ClaimTasksResponse
-	10, // 98: stepwell.v1.WorkerService.RenewTasks:output_type -> stepwell.v1.RenewTasksResponse
-	13, // 99: stepwell.v1.WorkerService.CommitTask:output_type -> stepwell.v1.CommitTaskResponse
-	15, // 100: stepwell.v1.WorkerService.ListWorkers:output_type -> stepwell.v1.ListWorkersResponse
-	95, // [95:101] is the sub-list for method output_type
-	89, // [89:95] is the sub-list for method input_type
-	89, // [89:89] is the sub-list for extension type_name
-	89, // [89:89] is the sub-list for extension extendee
-	0,  // [0:89] is the sub-list for field type_name
+	18,  // 0: stepwell.v1.ConnectRequest.frames:type_name -> stepwell.v1.WorkerFrame
+	19,  // 1: stepwell.v1.ConnectResponse.frames:type_name -> stepwell.v1.ServerFrame
+	20,  // 2: stepwell.v1.RegisterHandlersRequest.hello:type_name -> stepwell.v1.Hello
+	41,  // 3: stepwell.v1.RegisterHandlersResponse.welcome:type_name -> stepwell.v1.Welcome
+	53,  // 4: stepwell.v1.ClaimTasksRequest.wait:type_name -> google.protobuf.Duration
+	24,  // 5: stepwell.v1.ClaimTasksRequest.handlers:type_name -> stepwell.v1.HandlerRef
+	19,  // 6: stepwell.v1.ClaimTasksResponse.frames:type_name -> stepwell.v1.ServerFrame
+	25,  // 7: stepwell.v1.RenewTasksRequest.tasks:type_name -> stepwell.v1.HeldTask
+	11,  // 8: stepwell.v1.RenewTasksResponse.results:type_name -> stepwell.v1.RenewTasksResult
+	2,   // 9: stepwell.v1.RenewTasksResult.stop:type_name -> stepwell.v1.Stop
+	18,  // 10: stepwell.v1.CommitTaskRequest.frames:type_name -> stepwell.v1.WorkerFrame
+	19,  // 11: stepwell.v1.CommitTaskResponse.frames:type_name -> stepwell.v1.ServerFrame
+	16,  // 12: stepwell.v1.ListWorkersResponse.workers:type_name -> stepwell.v1.Worker
+	54,  // 13: stepwell.v1.Worker.connected_at:type_name -> google.protobuf.Timestamp
+	24,  // 14: stepwell.v1.Worker.handlers:type_name -> stepwell.v1.HandlerRef
+	17,  // 15: stepwell.v1.Worker.tasks:type_name -> stepwell.v1.RunningTask
+	24,  // 16: stepwell.v1.RunningTask.handler:type_name -> stepwell.v1.HandlerRef
+	54,  // 17: stepwell.v1.RunningTask.claimed_at:type_name -> google.protobuf.Timestamp
+	28,  // 18: stepwell.v1.WorkerFrame.opens:type_name -> stepwell.v1.OpenStep
+	20,  // 19: stepwell.v1.WorkerFrame.hello:type_name -> stepwell.v1.Hello
+	26,  // 20: stepwell.v1.WorkerFrame.credit:type_name -> stepwell.v1.Credit
+	27,  // 21: stepwell.v1.WorkerFrame.task_ack:type_name -> stepwell.v1.TaskAck
+	30,  // 22: stepwell.v1.WorkerFrame.step_done:type_name -> stepwell.v1.StepDone
+	31,  // 23: stepwell.v1.WorkerFrame.step_failed:type_name -> stepwell.v1.StepFailed
+	32,  // 24: stepwell.v1.WorkerFrame.wait:type_name -> stepwell.v1.Wait
+	34,  // 25: stepwell.v1.WorkerFrame.suspend:type_name -> stepwell.v1.Suspend
+	35,  // 26: stepwell.v1.WorkerFrame.finish:type_name -> stepwell.v1.Finish
+	37,  // 27: stepwell.v1.WorkerFrame.heartbeat:type_name -> stepwell.v1.Heartbeat
+	39,  // 28: stepwell.v1.WorkerFrame.need_state:type_name -> stepwell.v1.NeedState
+	40,  // 29: stepwell.v1.WorkerFrame.goodbye:type_name -> stepwell.v1.Goodbye
+	38,  // 30: stepwell.v1.WorkerFrame.begin_steps:type_name -> stepwell.v1.BeginSteps
+	36,  // 31: stepwell.v1.WorkerFrame.outcome:type_name -> stepwell.v1.Outcome
+	41,  // 32: stepwell.v1.ServerFrame.welcome:type_name -> stepwell.v1.Welcome
+	42,  // 33: stepwell.v1.ServerFrame.task:type_name -> stepwell.v1.Task
+	45,  // 34: stepwell.v1.ServerFrame.task_state:type_name -> stepwell.v1.TaskState
+	47,  // 35: stepwell.v1.ServerFrame.ack:type_name -> stepwell.v1.Ack
+	48,  // 36: stepwell.v1.ServerFrame.stale:type_name -> stepwell.v1.Stale
+	49,  // 37: stepwell.v1.ServerFrame.resolved:type_name -> stepwell.v1.Resolved
+	50,  // 38: stepwell.v1.ServerFrame.cancel:type_name -> stepwell.v1.Cancel
+	51,  // 39: stepwell.v1.ServerFrame.drain:type_name -> stepwell.v1.Drain
+	52,  // 40: stepwell.v1.ServerFrame.heartbeat:type_name -> stepwell.v1.ServerHeartbeat
+	55,  // 41: stepwell.v1.ServerFrame.refused:type_name -> stepwell.v1.ItemError
+	21,  // 42: stepwell.v1.Hello.handlers:type_name -> stepwell.v1.Handler
+	25,  // 43: stepwell.v1.Hello.held:type_name -> stepwell.v1.HeldTask
+	0,   // 44: stepwell.v1.Handler.kind:type_name -> stepwell.v1.HandlerKind
+	22,  // 45: stepwell.v1.Handler.workflow:type_name -> stepwell.v1.WorkflowDefinition
+	23,  // 46: stepwell.v1.Handler.hook:type_name -> stepwell.v1.HookDefinition
+	0,   // 47: stepwell.v1.HandlerRef.kind:type_name -> stepwell.v1.HandlerKind
+	0,   // 48: stepwell.v1.Credit.kind:type_name -> stepwell.v1.HandlerKind
+	29,  // 49: stepwell.v1.OpenStep.policy:type_name -> stepwell.v1.StepPolicy
+	56,  // 50: stepwell.v1.StepPolicy.retry:type_name -> stepwell.v1.RetryPolicy
+	53,  // 51: stepwell.v1.StepPolicy.timeout:type_name -> google.protobuf.Duration
+	57,  // 52: stepwell.v1.StepDone.result:type_name -> stepwell.v1.Payload
+	29,  // 53: stepwell.v1.StepDone.policy:type_name -> stepwell.v1.StepPolicy
+	58,  // 54: stepwell.v1.StepFailed.failure:type_name -> stepwell.v1.Failure
+	29,  // 55: stepwell.v1.StepFailed.policy:type_name -> stepwell.v1.StepPolicy
+	53,  // 56: stepwell.v1.Wait.sleep:type_name -> google.protobuf.Duration
+	54,  // 57: stepwell.v1.Wait.sleep_until:type_name -> google.protobuf.Timestamp
+	33,  // 58: stepwell.v1.Wait.event:type_name -> stepwell.v1.EventWait
+	53,  // 59: stepwell.v1.EventWait.timeout:type_name -> google.protobuf.Duration
+	57,  // 60: stepwell.v1.Finish.output:type_name -> stepwell.v1.Payload
+	58,  // 61: stepwell.v1.Finish.failure:type_name -> stepwell.v1.Failure
+	58,  // 62: stepwell.v1.Outcome.failure:type_name -> stepwell.v1.Failure
+	25,  // 63: stepwell.v1.Heartbeat.held:type_name -> stepwell.v1.HeldTask
+	54,  // 64: stepwell.v1.Welcome.now:type_name -> google.protobuf.Timestamp
+	59,  // 65: stepwell.v1.Welcome.limits:type_name -> stepwell.v1.Limits
+	53,  // 66: stepwell.v1.Welcome.lease:type_name -> google.protobuf.Duration
+	53,  // 67: stepwell.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
+	53,  // 68: stepwell.v1.Welcome.ack_window:type_name -> google.protobuf.Duration
+	53,  // 69: stepwell.v1.Welcome.reconnect_grace:type_name -> google.protobuf.Duration
+	25,  // 70: stepwell.v1.Welcome.held:type_name -> stepwell.v1.HeldTask
+	29,  // 71: stepwell.v1.Welcome.default_step_policy:type_name -> stepwell.v1.StepPolicy
+	24,  // 72: stepwell.v1.Task.handler:type_name -> stepwell.v1.HandlerRef
+	1,   // 73: stepwell.v1.Task.reason:type_name -> stepwell.v1.TaskReason
+	43,  // 74: stepwell.v1.Task.workflow:type_name -> stepwell.v1.WorkflowInput
+	44,  // 75: stepwell.v1.Task.hook:type_name -> stepwell.v1.HookInput
+	57,  // 76: stepwell.v1.WorkflowInput.params:type_name -> stepwell.v1.Payload
+	54,  // 77: stepwell.v1.WorkflowInput.created_at:type_name -> google.protobuf.Timestamp
+	46,  // 78: stepwell.v1.WorkflowInput.steps:type_name -> stepwell.v1.StepState
+	57,  // 79: stepwell.v1.HookInput.payload:type_name -> stepwell.v1.Payload
+	54,  // 80: stepwell.v1.HookInput.created_at:type_name -> google.protobuf.Timestamp
+	53,  // 81: stepwell.v1.HookInput.timeout:type_name -> google.protobuf.Duration
+	54,  // 82: stepwell.v1.HookInput.deadline_at:type_name -> google.protobuf.Timestamp
+	46,  // 83: stepwell.v1.TaskState.steps:type_name -> stepwell.v1.StepState
+	60,  // 84: stepwell.v1.StepState.type:type_name -> stepwell.v1.StepType
+	61,  // 85: stepwell.v1.StepState.status:type_name -> stepwell.v1.StepStatus
+	57,  // 86: stepwell.v1.StepState.result:type_name -> stepwell.v1.Payload
+	58,  // 87: stepwell.v1.StepState.failure:type_name -> stepwell.v1.Failure
+	54,  // 88: stepwell.v1.StepState.wake_at:type_name -> google.protobuf.Timestamp
+	54,  // 89: stepwell.v1.StepState.event_at:type_name -> google.protobuf.Timestamp
+	54,  // 90: stepwell.v1.StepState.deadline_at:type_name -> google.protobuf.Timestamp
+	2,   // 91: stepwell.v1.Ack.stop:type_name -> stepwell.v1.Stop
+	54,  // 92: stepwell.v1.Ack.wake_at:type_name -> google.protobuf.Timestamp
+	62,  // 93: stepwell.v1.Stale.reason:type_name -> stepwell.v1.ErrorReason
+	46,  // 94: stepwell.v1.Resolved.steps:type_name -> stepwell.v1.StepState
+	53,  // 95: stepwell.v1.Drain.deadline:type_name -> google.protobuf.Duration
+	54,  // 96: stepwell.v1.ServerHeartbeat.now:type_name -> google.protobuf.Timestamp
+	3,   // 97: stepwell.v1.WorkerService.Connect:input_type -> stepwell.v1.ConnectRequest
+	5,   // 98: stepwell.v1.WorkerService.RegisterHandlers:input_type -> stepwell.v1.RegisterHandlersRequest
+	7,   // 99: stepwell.v1.WorkerService.ClaimTasks:input_type -> stepwell.v1.ClaimTasksRequest
+	9,   // 100: stepwell.v1.WorkerService.RenewTasks:input_type -> stepwell.v1.RenewTasksRequest
+	12,  // 101: stepwell.v1.WorkerService.CommitTask:input_type -> stepwell.v1.CommitTaskRequest
+	14,  // 102: stepwell.v1.WorkerService.ListWorkers:input_type -> stepwell.v1.ListWorkersRequest
+	4,   // 103: stepwell.v1.WorkerService.Connect:output_type -> stepwell.v1.ConnectResponse
+	6,   // 104: stepwell.v1.WorkerService.RegisterHandlers:output_type -> stepwell.v1.RegisterHandlersResponse
+	8,   // 105: stepwell.v1.WorkerService.ClaimTasks:output_type -> stepwell.v1.ClaimTasksResponse
+	10,  // 106: stepwell.v1.WorkerService.RenewTasks:output_type -> stepwell.v1.RenewTasksResponse
+	13,  // 107: stepwell.v1.WorkerService.CommitTask:output_type -> stepwell.v1.CommitTaskResponse
+	15,  // 108: stepwell.v1.WorkerService.ListWorkers:output_type -> stepwell.v1.ListWorkersResponse
+	103, // [103:109] is the sub-list for method output_type
+	97,  // [97:103] is the sub-list for method input_type
+	97,  // [97:97] is the sub-list for extension type_name
+	97,  // [97:97] is the sub-list for extension extendee
+	0,   // [0:97] is the sub-list for field type_name
 }
 
 func init() { file_stepwell_v1_workers_proto_init() }
@@ -4256,6 +4568,7 @@ func file_stepwell_v1_workers_proto_init() {
 		(*WorkerFrame_NeedState)(nil),
 		(*WorkerFrame_Goodbye)(nil),
 		(*WorkerFrame_BeginSteps)(nil),
+		(*WorkerFrame_Outcome)(nil),
 	}
 	file_stepwell_v1_workers_proto_msgTypes[16].OneofWrappers = []any{
 		(*ServerFrame_Welcome)(nil),
@@ -4271,18 +4584,23 @@ func file_stepwell_v1_workers_proto_init() {
 	}
 	file_stepwell_v1_workers_proto_msgTypes[18].OneofWrappers = []any{
 		(*Handler_Workflow)(nil),
+		(*Handler_Hook)(nil),
 	}
-	file_stepwell_v1_workers_proto_msgTypes[28].OneofWrappers = []any{
+	file_stepwell_v1_workers_proto_msgTypes[29].OneofWrappers = []any{
 		(*Wait_Sleep)(nil),
 		(*Wait_SleepUntil)(nil),
 		(*Wait_Event)(nil),
 	}
-	file_stepwell_v1_workers_proto_msgTypes[31].OneofWrappers = []any{
+	file_stepwell_v1_workers_proto_msgTypes[32].OneofWrappers = []any{
 		(*Finish_Output)(nil),
 		(*Finish_Failure)(nil),
 	}
-	file_stepwell_v1_workers_proto_msgTypes[37].OneofWrappers = []any{
+	file_stepwell_v1_workers_proto_msgTypes[33].OneofWrappers = []any{
+		(*Outcome_Failure)(nil),
+	}
+	file_stepwell_v1_workers_proto_msgTypes[39].OneofWrappers = []any{
 		(*Task_Workflow)(nil),
+		(*Task_Hook)(nil),
 	}
 	type x struct{}
 	out := protoimpl.TypeBuilder{
@@ -4290,7 +4608,7 @@ func file_stepwell_v1_workers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepwell_v1_workers_proto_rawDesc), len(file_stepwell_v1_workers_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   47,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -40,8 +40,6 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Never sent."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 1
     """INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log."""
-    ERROR_REASON_METHOD_UNIMPLEMENTED: _ErrorReason.ValueType  # 2
-    """UNIMPLEMENTED: the contract has this method, this server does not (yet). Metadata: "method"."""
     ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 10
     """INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
     where it is known.
@@ -160,6 +158,31 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """INVALID_ARGUMENT: a step name that is empty or longer than 256 characters."""
     ERROR_REASON_PROCESS_DISABLED: _ErrorReason.ValueType  # 120
     """FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off)."""
+    ERROR_REASON_HOOK_NOT_FOUND: _ErrorReason.ValueType  # 130
+    """NOT_FOUND: there is no hook of that id. Metadata: "hook_id"."""
+    ERROR_REASON_HOOK_ID_ALREADY_EXISTS: _ErrorReason.ValueType  # 131
+    """ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id"."""
+    ERROR_REASON_INVALID_HOOK_NAME: _ErrorReason.ValueType  # 132
+    """INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name"."""
+    ERROR_REASON_INVALID_HOOK_ID: _ErrorReason.ValueType  # 133
+    """INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id"."""
+    ERROR_REASON_HOOK_COMPLETED: _ErrorReason.ValueType  # 134
+    """FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id"."""
+    ERROR_REASON_HOOK_ENDED: _ErrorReason.ValueType  # 135
+    """FAILED_PRECONDITION: the hook is completed, failed or cancelled. Metadata: "hook_id", "status"."""
+    ERROR_REASON_HOOK_HANDLER_NOT_FOUND: _ErrorReason.ValueType  # 136
+    """Name of the failure of a hook that nobody ever registered a handler or target for. Never the reason of a call."""
+    ERROR_REASON_HOOK_TARGET_NOT_FOUND: _ErrorReason.ValueType  # 137
+    """NOT_FOUND: no target of that name. Metadata: "name"."""
+    ERROR_REASON_SSRF_BLOCKED: _ErrorReason.ValueType  # 140
+    """INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+    address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+    host turned out to have such an address. Metadata: "field".
+    """
+    ERROR_REASON_INVALID_WEBHOOK_URL: _ErrorReason.ValueType  # 141
+    """INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field"."""
+    ERROR_REASON_WEBHOOKS_DISABLED: _ErrorReason.ValueType  # 142
+    """FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the reason of a refusal. Clients match on it; messages are for people and may change."""
@@ -168,8 +191,6 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Never sent."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 1
 """INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log."""
-ERROR_REASON_METHOD_UNIMPLEMENTED: ErrorReason.ValueType  # 2
-"""UNIMPLEMENTED: the contract has this method, this server does not (yet). Metadata: "method"."""
 ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 10
 """INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
 where it is known.
@@ -288,6 +309,31 @@ ERROR_REASON_INVALID_STEP_NAME: ErrorReason.ValueType  # 113
 """INVALID_ARGUMENT: a step name that is empty or longer than 256 characters."""
 ERROR_REASON_PROCESS_DISABLED: ErrorReason.ValueType  # 120
 """FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off)."""
+ERROR_REASON_HOOK_NOT_FOUND: ErrorReason.ValueType  # 130
+"""NOT_FOUND: there is no hook of that id. Metadata: "hook_id"."""
+ERROR_REASON_HOOK_ID_ALREADY_EXISTS: ErrorReason.ValueType  # 131
+"""ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id"."""
+ERROR_REASON_INVALID_HOOK_NAME: ErrorReason.ValueType  # 132
+"""INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name"."""
+ERROR_REASON_INVALID_HOOK_ID: ErrorReason.ValueType  # 133
+"""INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id"."""
+ERROR_REASON_HOOK_COMPLETED: ErrorReason.ValueType  # 134
+"""FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id"."""
+ERROR_REASON_HOOK_ENDED: ErrorReason.ValueType  # 135
+"""FAILED_PRECONDITION: the hook is completed, failed or cancelled. Metadata: "hook_id", "status"."""
+ERROR_REASON_HOOK_HANDLER_NOT_FOUND: ErrorReason.ValueType  # 136
+"""Name of the failure of a hook that nobody ever registered a handler or target for. Never the reason of a call."""
+ERROR_REASON_HOOK_TARGET_NOT_FOUND: ErrorReason.ValueType  # 137
+"""NOT_FOUND: no target of that name. Metadata: "name"."""
+ERROR_REASON_SSRF_BLOCKED: ErrorReason.ValueType  # 140
+"""INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+host turned out to have such an address. Metadata: "field".
+"""
+ERROR_REASON_INVALID_WEBHOOK_URL: ErrorReason.ValueType  # 141
+"""INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field"."""
+ERROR_REASON_WEBHOOKS_DISABLED: ErrorReason.ValueType  # 142
+"""FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

@@ -35,6 +35,8 @@ class _HandlerKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HandlerKi
     """Never sent."""
     HANDLER_KIND_WORKFLOW: _HandlerKind.ValueType  # 1
     """A workflow."""
+    HANDLER_KIND_HOOK: _HandlerKind.ValueType  # 2
+    """A hook."""
 
 class HandlerKind(_HandlerKind, metaclass=_HandlerKindEnumTypeWrapper):
     """HandlerKind is the kind of a handler. Kinds are added with the primitives they belong to."""
@@ -43,6 +45,8 @@ HANDLER_KIND_UNSPECIFIED: HandlerKind.ValueType  # 0
 """Never sent."""
 HANDLER_KIND_WORKFLOW: HandlerKind.ValueType  # 1
 """A workflow."""
+HANDLER_KIND_HOOK: HandlerKind.ValueType  # 2
+"""A hook."""
 Global___HandlerKind: _TypeAlias = HandlerKind  # noqa: Y015
 
 class _TaskReason:
@@ -589,6 +593,7 @@ class WorkerFrame(_message.Message):
     NEED_STATE_FIELD_NUMBER: _builtins.int
     GOODBYE_FIELD_NUMBER: _builtins.int
     BEGIN_STEPS_FIELD_NUMBER: _builtins.int
+    OUTCOME_FIELD_NUMBER: _builtins.int
     task_id: _builtins.int
     """Task that the frame is about, as the Task frame named it. 0 for frames about the stream itself."""
     fence: _builtins.int
@@ -651,6 +656,10 @@ class WorkerFrame(_message.Message):
     def begin_steps(self) -> Global___BeginSteps:
         """Step bodies begin, and there is nothing else to say: see "opens"."""
 
+    @_builtins.property
+    def outcome(self) -> Global___Outcome:
+        """The handler of a job (a hook) has ended."""
+
     def __init__(
         self,
         *,
@@ -670,12 +679,13 @@ class WorkerFrame(_message.Message):
         need_state: Global___NeedState | None = ...,
         goodbye: Global___Goodbye | None = ...,
         begin_steps: Global___BeginSteps | None = ...,
+        outcome: Global___Outcome | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_steps", b"begin_steps", "body", b"body", "credit", b"credit", "finish", b"finish", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "need_state", b"need_state", "step_done", b"step_done", "step_failed", b"step_failed", "suspend", b"suspend", "task_ack", b"task_ack", "wait", b"wait"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["begin_steps", b"begin_steps", "body", b"body", "credit", b"credit", "finish", b"finish", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "need_state", b"need_state", "outcome", b"outcome", "step_done", b"step_done", "step_failed", b"step_failed", "suspend", b"suspend", "task_ack", b"task_ack", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_steps", b"begin_steps", "body", b"body", "credit", b"credit", "fence", b"fence", "finish", b"finish", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "need_state", b"need_state", "number", b"number", "opens", b"opens", "step_done", b"step_done", "step_failed", b"step_failed", "suspend", b"suspend", "task_ack", b"task_ack", "task_id", b"task_id", "wait", b"wait"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["begin_steps", b"begin_steps", "body", b"body", "credit", b"credit", "fence", b"fence", "finish", b"finish", "goodbye", b"goodbye", "heartbeat", b"heartbeat", "hello", b"hello", "need_state", b"need_state", "number", b"number", "opens", b"opens", "outcome", b"outcome", "step_done", b"step_done", "step_failed", b"step_failed", "suspend", b"suspend", "task_ack", b"task_ack", "task_id", b"task_id", "wait", b"wait"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "credit", "task_ack", "step_done", "step_failed", "wait", "suspend", "finish", "heartbeat", "need_state", "goodbye", "begin_steps"]  # noqa: Y015
+    _WhichOneofReturnType_body: _TypeAlias = _typing.Literal["hello", "credit", "task_ack", "step_done", "step_failed", "wait", "suspend", "finish", "heartbeat", "need_state", "goodbye", "begin_steps", "outcome"]  # noqa: Y015
     _WhichOneofArgType_body: _TypeAlias = _typing.Literal["body", b"body"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_body) -> _WhichOneofReturnType_body | None: ...
 
@@ -837,13 +847,18 @@ class Handler(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     WORKFLOW_FIELD_NUMBER: _builtins.int
+    HOOK_FIELD_NUMBER: _builtins.int
     kind: Global___HandlerKind.ValueType
     """Kind of handler."""
     name: _builtins.str
-    """Name that work is addressed to: 1 to 64 letters, digits, "-" or "_", not beginning with "-"."""
+    """Name that work is addressed to: 1 to 64 letters, digits, "-" or "_", not beginning with "-"; that of a hook may also have dots."""
     @_builtins.property
     def workflow(self) -> Global___WorkflowDefinition:
         """For HANDLER_KIND_WORKFLOW."""
+
+    @_builtins.property
+    def hook(self) -> Global___HookDefinition:
+        """For HANDLER_KIND_HOOK."""
 
     def __init__(
         self,
@@ -851,12 +866,13 @@ class Handler(_message.Message):
         kind: Global___HandlerKind.ValueType = ...,
         name: _builtins.str = ...,
         workflow: Global___WorkflowDefinition | None = ...,
+        hook: Global___HookDefinition | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "workflow", b"workflow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "hook", b"hook", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "kind", b"kind", "name", b"name", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["definition", b"definition", "hook", b"hook", "kind", b"kind", "name", b"name", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_definition: _TypeAlias = _typing.Literal["workflow"]  # noqa: Y015
+    _WhichOneofReturnType_definition: _TypeAlias = _typing.Literal["workflow", "hook"]  # noqa: Y015
     _WhichOneofArgType_definition: _TypeAlias = _typing.Literal["definition", b"definition"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_definition) -> _WhichOneofReturnType_definition | None: ...
 
@@ -883,6 +899,28 @@ class WorkflowDefinition(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkflowDefinition: _TypeAlias = WorkflowDefinition  # noqa: Y015
+
+@_typing.final
+class HookDefinition(_message.Message):
+    """HookDefinition is what a worker declares of a hook."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    description: _builtins.str
+    """What it does, for people. At most 1,024 characters."""
+    def __init__(
+        self,
+        *,
+        description: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HookDefinition: _TypeAlias = HookDefinition  # noqa: Y015
 
 @_typing.final
 class HandlerRef(_message.Message):
@@ -1212,21 +1250,25 @@ class Suspend(_message.Message):
 
     CACHED_FIELD_NUMBER: _builtins.int
     KNOWN_REVISION_FIELD_NUMBER: _builtins.int
+    YIELDS_FIELD_NUMBER: _builtins.int
     cached: _builtins.bool
     """True: the worker keeps the run in memory and can go on from Resolved or from a Task without state."""
     known_revision: _builtins.int
     """Newest revision that the worker has heard of, from Task, Ack or Resolved. If something was resolved after it, and crosses
     this frame on its way, the task is not given up and Resolved comes again. 0: not said.
     """
+    yields: _builtins.bool
+    """True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once."""
     def __init__(
         self,
         *,
         cached: _builtins.bool = ...,
         known_revision: _builtins.int = ...,
+        yields: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "known_revision", b"known_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "known_revision", b"known_revision", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1265,6 +1307,34 @@ class Finish(_message.Message):
     def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
 
 Global___Finish: _TypeAlias = Finish  # noqa: Y015
+
+@_typing.final
+class Outcome(_message.Message):
+    """Outcome says how the handler of a job ended, in one frame with number 1. The server decides whether it is tried again: Ack.wake_at
+    says when. If the execution took too long for the server (Cancel came), the frame is stale.
+    """
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    FAILURE_FIELD_NUMBER: _builtins.int
+    @_builtins.property
+    def failure(self) -> _common_pb2.Failure:
+        """It failed with this. "non_retryable" ends the job at once."""
+
+    def __init__(
+        self,
+        *,
+        failure: _common_pb2.Failure | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "result", b"result"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["failure", b"failure", "result", b"result"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_result: _TypeAlias = _typing.Literal["failure"]  # noqa: Y015
+    _WhichOneofArgType_result: _TypeAlias = _typing.Literal["result", b"result"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_result) -> _WhichOneofReturnType_result | None: ...
+
+Global___Outcome: _TypeAlias = Outcome  # noqa: Y015
 
 @_typing.final
 class Heartbeat(_message.Message):
@@ -1460,8 +1530,9 @@ class Task(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     WORKFLOW_FIELD_NUMBER: _builtins.int
+    HOOK_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """What it is about: for a workflow the instance id."""
+    """What it is about: for a workflow the instance id, for a hook its id."""
     reason: Global___TaskReason.ValueType
     """Why it is due."""
     @_builtins.property
@@ -1472,6 +1543,10 @@ class Task(_message.Message):
     def workflow(self) -> Global___WorkflowInput:
         """For HANDLER_KIND_WORKFLOW."""
 
+    @_builtins.property
+    def hook(self) -> Global___HookInput:
+        """For HANDLER_KIND_HOOK."""
+
     def __init__(
         self,
         *,
@@ -1479,12 +1554,13 @@ class Task(_message.Message):
         key: _builtins.str = ...,
         reason: Global___TaskReason.ValueType = ...,
         workflow: Global___WorkflowInput | None = ...,
+        hook: Global___HookInput | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "input", b"input", "workflow", b"workflow"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "hook", b"hook", "input", b"input", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "input", b"input", "key", b"key", "reason", b"reason", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "hook", b"hook", "input", b"input", "key", b"key", "reason", b"reason", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["workflow"]  # noqa: Y015
+    _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["workflow", "hook"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_input) -> _WhichOneofReturnType_input | None: ...
 
@@ -1555,6 +1631,60 @@ class WorkflowInput(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkflowInput: _TypeAlias = WorkflowInput  # noqa: Y015
+
+@_typing.final
+class HookInput(_message.Message):
+    """HookInput is one execution of a hook."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    PAYLOAD_FIELD_NUMBER: _builtins.int
+    ATTEMPT_FIELD_NUMBER: _builtins.int
+    MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    IDEMPOTENCY_KEY_FIELD_NUMBER: _builtins.int
+    CREATED_AT_FIELD_NUMBER: _builtins.int
+    TIMEOUT_FIELD_NUMBER: _builtins.int
+    DEADLINE_AT_FIELD_NUMBER: _builtins.int
+    attempt: _builtins.int
+    """Which execution this is, from 1."""
+    max_attempts: _builtins.int
+    """Most executions. 0: no maximum."""
+    idempotency_key: _builtins.str
+    """The same in every execution, and no other hook's."""
+    @_builtins.property
+    def payload(self) -> _common_pb2.Payload:
+        """What was triggered."""
+
+    @_builtins.property
+    def created_at(self) -> _timestamp_pb2.Timestamp:
+        """When it was triggered."""
+
+    @_builtins.property
+    def timeout(self) -> _duration_pb2.Duration:
+        """Longest time of one execution."""
+
+    @_builtins.property
+    def deadline_at(self) -> _timestamp_pb2.Timestamp:
+        """Last instant at which this execution may still report, by the database's clock."""
+
+    def __init__(
+        self,
+        *,
+        payload: _common_pb2.Payload | None = ...,
+        attempt: _builtins.int = ...,
+        max_attempts: _builtins.int = ...,
+        idempotency_key: _builtins.str = ...,
+        created_at: _timestamp_pb2.Timestamp | None = ...,
+        timeout: _duration_pb2.Duration | None = ...,
+        deadline_at: _timestamp_pb2.Timestamp | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "deadline_at", b"deadline_at", "payload", b"payload", "timeout", b"timeout"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempt", b"attempt", "created_at", b"created_at", "deadline_at", b"deadline_at", "idempotency_key", b"idempotency_key", "max_attempts", b"max_attempts", "payload", b"payload", "timeout", b"timeout"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___HookInput: _TypeAlias = HookInput  # noqa: Y015
 
 @_typing.final
 class TaskState(_message.Message):
@@ -1670,7 +1800,7 @@ class Ack(_message.Message):
     """Revision of the run after the frame."""
     @_builtins.property
     def wake_at(self) -> _timestamp_pb2.Timestamp:
-        """For Wait: the time that was stored. For StepFailed: when the body is executed again; unset if it never is."""
+        """For Wait: the time that was stored. For StepFailed and Outcome: when it is executed again; unset if it never is."""
 
     def __init__(
         self,

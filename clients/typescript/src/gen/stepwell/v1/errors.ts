@@ -31,8 +31,6 @@ export enum ErrorReason {
   ERROR_REASON_UNSPECIFIED = 0,
   /** ERROR_REASON_INTERNAL - INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log. */
   ERROR_REASON_INTERNAL = 1,
-  /** ERROR_REASON_METHOD_UNIMPLEMENTED - UNIMPLEMENTED: the contract has this method, this server does not (yet). Metadata: "method". */
-  ERROR_REASON_METHOD_UNIMPLEMENTED = 2,
   /**
    * ERROR_REASON_MALFORMED_REQUEST - INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
    * where it is known.
@@ -156,6 +154,32 @@ export enum ErrorReason {
   ERROR_REASON_INVALID_STEP_NAME = 113,
   /** ERROR_REASON_PROCESS_DISABLED - FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off). */
   ERROR_REASON_PROCESS_DISABLED = 120,
+  /** ERROR_REASON_HOOK_NOT_FOUND - NOT_FOUND: there is no hook of that id. Metadata: "hook_id". */
+  ERROR_REASON_HOOK_NOT_FOUND = 130,
+  /** ERROR_REASON_HOOK_ID_ALREADY_EXISTS - ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id". */
+  ERROR_REASON_HOOK_ID_ALREADY_EXISTS = 131,
+  /** ERROR_REASON_INVALID_HOOK_NAME - INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name". */
+  ERROR_REASON_INVALID_HOOK_NAME = 132,
+  /** ERROR_REASON_INVALID_HOOK_ID - INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id". */
+  ERROR_REASON_INVALID_HOOK_ID = 133,
+  /** ERROR_REASON_HOOK_COMPLETED - FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id". */
+  ERROR_REASON_HOOK_COMPLETED = 134,
+  /** ERROR_REASON_HOOK_ENDED - FAILED_PRECONDITION: the hook is completed, failed or cancelled. Metadata: "hook_id", "status". */
+  ERROR_REASON_HOOK_ENDED = 135,
+  /** ERROR_REASON_HOOK_HANDLER_NOT_FOUND - Name of the failure of a hook that nobody ever registered a handler or target for. Never the reason of a call. */
+  ERROR_REASON_HOOK_HANDLER_NOT_FOUND = 136,
+  /** ERROR_REASON_HOOK_TARGET_NOT_FOUND - NOT_FOUND: no target of that name. Metadata: "name". */
+  ERROR_REASON_HOOK_TARGET_NOT_FOUND = 137,
+  /**
+   * ERROR_REASON_SSRF_BLOCKED - INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+   * address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+   * host turned out to have such an address. Metadata: "field".
+   */
+  ERROR_REASON_SSRF_BLOCKED = 140,
+  /** ERROR_REASON_INVALID_WEBHOOK_URL - INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field". */
+  ERROR_REASON_INVALID_WEBHOOK_URL = 141,
+  /** ERROR_REASON_WEBHOOKS_DISABLED - FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off). */
+  ERROR_REASON_WEBHOOKS_DISABLED = 142,
   UNRECOGNIZED = -1,
 }
 
@@ -167,9 +191,6 @@ export function errorReasonFromJSON(object: any): ErrorReason {
     case 1:
     case "ERROR_REASON_INTERNAL":
       return ErrorReason.ERROR_REASON_INTERNAL;
-    case 2:
-    case "ERROR_REASON_METHOD_UNIMPLEMENTED":
-      return ErrorReason.ERROR_REASON_METHOD_UNIMPLEMENTED;
     case 10:
     case "ERROR_REASON_MALFORMED_REQUEST":
       return ErrorReason.ERROR_REASON_MALFORMED_REQUEST;
@@ -332,6 +353,39 @@ export function errorReasonFromJSON(object: any): ErrorReason {
     case 120:
     case "ERROR_REASON_PROCESS_DISABLED":
       return ErrorReason.ERROR_REASON_PROCESS_DISABLED;
+    case 130:
+    case "ERROR_REASON_HOOK_NOT_FOUND":
+      return ErrorReason.ERROR_REASON_HOOK_NOT_FOUND;
+    case 131:
+    case "ERROR_REASON_HOOK_ID_ALREADY_EXISTS":
+      return ErrorReason.ERROR_REASON_HOOK_ID_ALREADY_EXISTS;
+    case 132:
+    case "ERROR_REASON_INVALID_HOOK_NAME":
+      return ErrorReason.ERROR_REASON_INVALID_HOOK_NAME;
+    case 133:
+    case "ERROR_REASON_INVALID_HOOK_ID":
+      return ErrorReason.ERROR_REASON_INVALID_HOOK_ID;
+    case 134:
+    case "ERROR_REASON_HOOK_COMPLETED":
+      return ErrorReason.ERROR_REASON_HOOK_COMPLETED;
+    case 135:
+    case "ERROR_REASON_HOOK_ENDED":
+      return ErrorReason.ERROR_REASON_HOOK_ENDED;
+    case 136:
+    case "ERROR_REASON_HOOK_HANDLER_NOT_FOUND":
+      return ErrorReason.ERROR_REASON_HOOK_HANDLER_NOT_FOUND;
+    case 137:
+    case "ERROR_REASON_HOOK_TARGET_NOT_FOUND":
+      return ErrorReason.ERROR_REASON_HOOK_TARGET_NOT_FOUND;
+    case 140:
+    case "ERROR_REASON_SSRF_BLOCKED":
+      return ErrorReason.ERROR_REASON_SSRF_BLOCKED;
+    case 141:
+    case "ERROR_REASON_INVALID_WEBHOOK_URL":
+      return ErrorReason.ERROR_REASON_INVALID_WEBHOOK_URL;
+    case 142:
+    case "ERROR_REASON_WEBHOOKS_DISABLED":
+      return ErrorReason.ERROR_REASON_WEBHOOKS_DISABLED;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -345,8 +399,6 @@ export function errorReasonToJSON(object: ErrorReason): string {
       return "ERROR_REASON_UNSPECIFIED";
     case ErrorReason.ERROR_REASON_INTERNAL:
       return "ERROR_REASON_INTERNAL";
-    case ErrorReason.ERROR_REASON_METHOD_UNIMPLEMENTED:
-      return "ERROR_REASON_METHOD_UNIMPLEMENTED";
     case ErrorReason.ERROR_REASON_MALFORMED_REQUEST:
       return "ERROR_REASON_MALFORMED_REQUEST";
     case ErrorReason.ERROR_REASON_INVALID_FIELD:
@@ -455,6 +507,28 @@ export function errorReasonToJSON(object: ErrorReason): string {
       return "ERROR_REASON_INVALID_STEP_NAME";
     case ErrorReason.ERROR_REASON_PROCESS_DISABLED:
       return "ERROR_REASON_PROCESS_DISABLED";
+    case ErrorReason.ERROR_REASON_HOOK_NOT_FOUND:
+      return "ERROR_REASON_HOOK_NOT_FOUND";
+    case ErrorReason.ERROR_REASON_HOOK_ID_ALREADY_EXISTS:
+      return "ERROR_REASON_HOOK_ID_ALREADY_EXISTS";
+    case ErrorReason.ERROR_REASON_INVALID_HOOK_NAME:
+      return "ERROR_REASON_INVALID_HOOK_NAME";
+    case ErrorReason.ERROR_REASON_INVALID_HOOK_ID:
+      return "ERROR_REASON_INVALID_HOOK_ID";
+    case ErrorReason.ERROR_REASON_HOOK_COMPLETED:
+      return "ERROR_REASON_HOOK_COMPLETED";
+    case ErrorReason.ERROR_REASON_HOOK_ENDED:
+      return "ERROR_REASON_HOOK_ENDED";
+    case ErrorReason.ERROR_REASON_HOOK_HANDLER_NOT_FOUND:
+      return "ERROR_REASON_HOOK_HANDLER_NOT_FOUND";
+    case ErrorReason.ERROR_REASON_HOOK_TARGET_NOT_FOUND:
+      return "ERROR_REASON_HOOK_TARGET_NOT_FOUND";
+    case ErrorReason.ERROR_REASON_SSRF_BLOCKED:
+      return "ERROR_REASON_SSRF_BLOCKED";
+    case ErrorReason.ERROR_REASON_INVALID_WEBHOOK_URL:
+      return "ERROR_REASON_INVALID_WEBHOOK_URL";
+    case ErrorReason.ERROR_REASON_WEBHOOKS_DISABLED:
+      return "ERROR_REASON_WEBHOOKS_DISABLED";
     case ErrorReason.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";

@@ -46,6 +46,8 @@ export enum HandlerKind {
   HANDLER_KIND_UNSPECIFIED = 0,
   /** HANDLER_KIND_WORKFLOW - A workflow. */
   HANDLER_KIND_WORKFLOW = 1,
+  /** HANDLER_KIND_HOOK - A hook. */
+  HANDLER_KIND_HOOK = 2,
   UNRECOGNIZED = -1,
 }
 
@@ -57,6 +59,9 @@ export function handlerKindFromJSON(object: any): HandlerKind {
     case 1:
     case "HANDLER_KIND_WORKFLOW":
       return HandlerKind.HANDLER_KIND_WORKFLOW;
+    case 2:
+    case "HANDLER_KIND_HOOK":
+      return HandlerKind.HANDLER_KIND_HOOK;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -70,6 +75,8 @@ export function handlerKindToJSON(object: HandlerKind): string {
       return "HANDLER_KIND_UNSPECIFIED";
     case HandlerKind.HANDLER_KIND_WORKFLOW:
       return "HANDLER_KIND_WORKFLOW";
+    case HandlerKind.HANDLER_KIND_HOOK:
+      return "HANDLER_KIND_HOOK";
     case HandlerKind.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";
@@ -393,6 +400,9 @@ export interface WorkerFrame {
     | //
     /** Step bodies begin, and there is nothing else to say: see "opens". */
     { $case: "beginSteps"; value: BeginSteps }
+    | //
+    /** The handler of a job (a hook) has ended. */
+    { $case: "outcome"; value: Outcome }
     | undefined;
 }
 
@@ -468,18 +478,27 @@ export interface Hello {
 export interface Handler {
   /** Kind of handler. */
   kind: HandlerKind;
-  /** Name that work is addressed to: 1 to 64 letters, digits, "-" or "_", not beginning with "-". */
+  /** Name that work is addressed to: 1 to 64 letters, digits, "-" or "_", not beginning with "-"; that of a hook may also have dots. */
   name: string;
   /** What else the server must know of it, by kind. Unset: defaults. */
   definition?:
     | //
     /** For HANDLER_KIND_WORKFLOW. */
     { $case: "workflow"; value: WorkflowDefinition }
+    | //
+    /** For HANDLER_KIND_HOOK. */
+    { $case: "hook"; value: HookDefinition }
     | undefined;
 }
 
 /** WorkflowDefinition is what a worker declares of a workflow. */
 export interface WorkflowDefinition {
+  /** What it does, for people. At most 1,024 characters. */
+  description: string;
+}
+
+/** HookDefinition is what a worker declares of a hook. */
+export interface HookDefinition {
   /** What it does, for people. At most 1,024 characters. */
   description: string;
 }
@@ -618,6 +637,8 @@ export interface Suspend {
    * this frame on its way, the task is not given up and Resolved comes again. 0: not said.
    */
   knownRevision: bigint;
+  /** True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once. */
+  yields: boolean;
 }
 
 /**
@@ -632,6 +653,19 @@ export interface Finish {
     { $case: "output"; value: Payload }
     | //
     /** It failed with this. */
+    { $case: "failure"; value: Failure }
+    | undefined;
+}
+
+/**
+ * Outcome says how the handler of a job ended, in one frame with number 1. The server decides whether it is tried again: Ack.wake_at
+ * says when. If the execution took too long for the server (Cancel came), the frame is stale.
+ */
+export interface Outcome {
+  /** How it ended. Unset: it returned. */
+  result?:
+    | //
+    /** It failed with this. "non_retryable" ends the job at once. */
     { $case: "failure"; value: Failure }
     | undefined;
 }
@@ -721,7 +755,7 @@ export interface Task {
   handler?:
     | HandlerRef
     | undefined;
-  /** What it is about: for a workflow the instance id. */
+  /** What it is about: for a workflow the instance id, for a hook its id. */
   key: string;
   /** Why it is due. */
   reason: TaskReason;
@@ -730,6 +764,9 @@ export interface Task {
     | //
     /** For HANDLER_KIND_WORKFLOW. */
     { $case: "workflow"; value: WorkflowInput }
+    | //
+    /** For HANDLER_KIND_HOOK. */
+    { $case: "hook"; value: HookInput }
     | undefined;
 }
 
@@ -762,6 +799,30 @@ export interface WorkflowInput {
   interruptions: number;
   /** Suspend after this many steps. 0: no limit. */
   maxSteps: number;
+}
+
+/** HookInput is one execution of a hook. */
+export interface HookInput {
+  /** What was triggered. */
+  payload?:
+    | Payload
+    | undefined;
+  /** Which execution this is, from 1. */
+  attempt: number;
+  /** Most executions. 0: no maximum. */
+  maxAttempts: number;
+  /** The same in every execution, and no other hook's. */
+  idempotencyKey: string;
+  /** When it was triggered. */
+  createdAt?:
+    | Date
+    | undefined;
+  /** Longest time of one execution. */
+  timeout?:
+    | Duration
+    | undefined;
+  /** Last instant at which this execution may still report, by the database's clock. */
+  deadlineAt?: Date | undefined;
 }
 
 /** TaskState continues a task's steps that did not fit into one message. */
@@ -810,7 +871,7 @@ export interface Ack {
   stop: Stop;
   /** The task is no longer held: a Suspend or Finish was applied, or the run was paused. */
   released: boolean;
-  /** For Wait: the time that was stored. For StepFailed: when the body is executed again; unset if it never is. */
+  /** For Wait: the time that was stored. For StepFailed and Outcome: when it is executed again; unset if it never is. */
   wakeAt?:
     | Date
     | undefined;
@@ -2374,6 +2435,9 @@ export const WorkerFrame: MessageFns<WorkerFrame> = {
       case "beginSteps":
         BeginSteps.encode(message.body.value, writer.uint32(170).fork()).join();
         break;
+      case "outcome":
+        Outcome.encode(message.body.value, writer.uint32(178).fork()).join();
+        break;
     }
     return writer;
   },
@@ -2519,6 +2583,14 @@ export const WorkerFrame: MessageFns<WorkerFrame> = {
             message.body = { $case: "beginSteps", value: BeginSteps.decode(reader, reader.uint32()) };
             continue;
           }
+          case 22: {
+            if (tag !== 178) {
+              break;
+            }
+
+            message.body = { $case: "outcome", value: Outcome.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2571,6 +2643,8 @@ export const WorkerFrame: MessageFns<WorkerFrame> = {
         ? { $case: "beginSteps", value: BeginSteps.fromJSON(object.beginSteps) }
         : isSet(object.begin_steps)
         ? { $case: "beginSteps", value: BeginSteps.fromJSON(object.begin_steps) }
+        : isSet(object.outcome)
+        ? { $case: "outcome", value: Outcome.fromJSON(object.outcome) }
         : undefined,
     };
   },
@@ -2613,6 +2687,8 @@ export const WorkerFrame: MessageFns<WorkerFrame> = {
       obj.goodbye = Goodbye.toJSON(message.body.value);
     } else if (message.body?.$case === "beginSteps") {
       obj.beginSteps = BeginSteps.toJSON(message.body.value);
+    } else if (message.body?.$case === "outcome") {
+      obj.outcome = Outcome.toJSON(message.body.value);
     }
     return obj;
   },
@@ -2696,6 +2772,12 @@ export const WorkerFrame: MessageFns<WorkerFrame> = {
       case "beginSteps": {
         if (object.body?.value !== undefined && object.body?.value !== null) {
           message.body = { $case: "beginSteps", value: BeginSteps.fromPartial(object.body.value) };
+        }
+        break;
+      }
+      case "outcome": {
+        if (object.body?.value !== undefined && object.body?.value !== null) {
+          message.body = { $case: "outcome", value: Outcome.fromPartial(object.body.value) };
         }
         break;
       }
@@ -3225,6 +3307,9 @@ export const Handler: MessageFns<Handler> = {
       case "workflow":
         WorkflowDefinition.encode(message.definition.value, writer.uint32(82).fork()).join();
         break;
+      case "hook":
+        HookDefinition.encode(message.definition.value, writer.uint32(90).fork()).join();
+        break;
     }
     return writer;
   },
@@ -3266,6 +3351,14 @@ export const Handler: MessageFns<Handler> = {
             message.definition = { $case: "workflow", value: WorkflowDefinition.decode(reader, reader.uint32()) };
             continue;
           }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.definition = { $case: "hook", value: HookDefinition.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3284,6 +3377,8 @@ export const Handler: MessageFns<Handler> = {
       name: isSet(object.name) ? globalThis.String(object.name) : "",
       definition: isSet(object.workflow)
         ? { $case: "workflow", value: WorkflowDefinition.fromJSON(object.workflow) }
+        : isSet(object.hook)
+        ? { $case: "hook", value: HookDefinition.fromJSON(object.hook) }
         : undefined,
     };
   },
@@ -3298,6 +3393,8 @@ export const Handler: MessageFns<Handler> = {
     }
     if (message.definition?.$case === "workflow") {
       obj.workflow = WorkflowDefinition.toJSON(message.definition.value);
+    } else if (message.definition?.$case === "hook") {
+      obj.hook = HookDefinition.toJSON(message.definition.value);
     }
     return obj;
   },
@@ -3313,6 +3410,12 @@ export const Handler: MessageFns<Handler> = {
       case "workflow": {
         if (object.definition?.value !== undefined && object.definition?.value !== null) {
           message.definition = { $case: "workflow", value: WorkflowDefinition.fromPartial(object.definition.value) };
+        }
+        break;
+      }
+      case "hook": {
+        if (object.definition?.value !== undefined && object.definition?.value !== null) {
+          message.definition = { $case: "hook", value: HookDefinition.fromPartial(object.definition.value) };
         }
         break;
       }
@@ -3383,6 +3486,73 @@ export const WorkflowDefinition: MessageFns<WorkflowDefinition> = {
   },
   fromPartial<I extends Exact<DeepPartial<WorkflowDefinition>, I>>(object: I): WorkflowDefinition {
     const message = createBaseWorkflowDefinition();
+    message.description = object.description ?? "";
+    return message;
+  },
+};
+
+function createBaseHookDefinition(): HookDefinition {
+  return { description: "" };
+}
+
+export const HookDefinition: MessageFns<HookDefinition> = {
+  encode(message: HookDefinition, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.description !== "") {
+      writer.uint32(10).string(message.description);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): HookDefinition {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseHookDefinition();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.description = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): HookDefinition {
+    return { description: isSet(object.description) ? globalThis.String(object.description) : "" };
+  },
+
+  toJSON(message: HookDefinition): unknown {
+    const obj: any = {};
+    if (message.description !== "") {
+      obj.description = message.description;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<HookDefinition>, I>>(base?: I): HookDefinition {
+    return HookDefinition.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<HookDefinition>, I>>(object: I): HookDefinition {
+    const message = createBaseHookDefinition();
     message.description = object.description ?? "";
     return message;
   },
@@ -4379,7 +4549,7 @@ export const EventWait: MessageFns<EventWait> = {
 };
 
 function createBaseSuspend(): Suspend {
-  return { cached: false, knownRevision: 0n };
+  return { cached: false, knownRevision: 0n, yields: false };
 }
 
 export const Suspend: MessageFns<Suspend> = {
@@ -4392,6 +4562,9 @@ export const Suspend: MessageFns<Suspend> = {
         throw new globalThis.Error("value provided for field message.knownRevision of type int64 too large");
       }
       writer.uint32(16).int64(message.knownRevision);
+    }
+    if (message.yields !== false) {
+      writer.uint32(24).bool(message.yields);
     }
     return writer;
   },
@@ -4425,6 +4598,14 @@ export const Suspend: MessageFns<Suspend> = {
             message.knownRevision = reader.int64() as bigint;
             continue;
           }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.yields = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4445,6 +4626,7 @@ export const Suspend: MessageFns<Suspend> = {
         : isSet(object.known_revision)
         ? BigInt(object.known_revision)
         : 0n,
+      yields: isSet(object.yields) ? globalThis.Boolean(object.yields) : false,
     };
   },
 
@@ -4455,6 +4637,9 @@ export const Suspend: MessageFns<Suspend> = {
     }
     if (message.knownRevision !== 0n) {
       obj.knownRevision = message.knownRevision.toString();
+    }
+    if (message.yields !== false) {
+      obj.yields = message.yields;
     }
     return obj;
   },
@@ -4468,6 +4653,7 @@ export const Suspend: MessageFns<Suspend> = {
     message.knownRevision = (object.knownRevision !== undefined && object.knownRevision !== null)
       ? BigInt(object.knownRevision)
       : 0n;
+    message.yields = object.yields ?? false;
     return message;
   },
 };
@@ -4562,6 +4748,84 @@ export const Finish: MessageFns<Finish> = {
         }
         break;
       }
+      case "failure": {
+        if (object.result?.value !== undefined && object.result?.value !== null) {
+          message.result = { $case: "failure", value: Failure.fromPartial(object.result.value) };
+        }
+        break;
+      }
+    }
+    return message;
+  },
+};
+
+function createBaseOutcome(): Outcome {
+  return { result: undefined };
+}
+
+export const Outcome: MessageFns<Outcome> = {
+  encode(message: Outcome, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    switch (message.result?.$case) {
+      case "failure":
+        Failure.encode(message.result.value, writer.uint32(10).fork()).join();
+        break;
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Outcome {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseOutcome();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.result = { $case: "failure", value: Failure.decode(reader, reader.uint32()) };
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): Outcome {
+    return {
+      result: isSet(object.failure) ? { $case: "failure", value: Failure.fromJSON(object.failure) } : undefined,
+    };
+  },
+
+  toJSON(message: Outcome): unknown {
+    const obj: any = {};
+    if (message.result?.$case === "failure") {
+      obj.failure = Failure.toJSON(message.result.value);
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<Outcome>, I>>(base?: I): Outcome {
+    return Outcome.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<Outcome>, I>>(object: I): Outcome {
+    const message = createBaseOutcome();
+    switch (object.result?.$case) {
       case "failure": {
         if (object.result?.value !== undefined && object.result?.value !== null) {
           message.result = { $case: "failure", value: Failure.fromPartial(object.result.value) };
@@ -5225,6 +5489,9 @@ export const Task: MessageFns<Task> = {
       case "workflow":
         WorkflowInput.encode(message.input.value, writer.uint32(82).fork()).join();
         break;
+      case "hook":
+        HookInput.encode(message.input.value, writer.uint32(90).fork()).join();
+        break;
     }
     return writer;
   },
@@ -5274,6 +5541,14 @@ export const Task: MessageFns<Task> = {
             message.input = { $case: "workflow", value: WorkflowInput.decode(reader, reader.uint32()) };
             continue;
           }
+          case 11: {
+            if (tag !== 90) {
+              break;
+            }
+
+            message.input = { $case: "hook", value: HookInput.decode(reader, reader.uint32()) };
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -5291,7 +5566,11 @@ export const Task: MessageFns<Task> = {
       handler: isSet(object.handler) ? HandlerRef.fromJSON(object.handler) : undefined,
       key: isSet(object.key) ? globalThis.String(object.key) : "",
       reason: isSet(object.reason) ? taskReasonFromJSON(object.reason) : 0,
-      input: isSet(object.workflow) ? { $case: "workflow", value: WorkflowInput.fromJSON(object.workflow) } : undefined,
+      input: isSet(object.workflow)
+        ? { $case: "workflow", value: WorkflowInput.fromJSON(object.workflow) }
+        : isSet(object.hook)
+        ? { $case: "hook", value: HookInput.fromJSON(object.hook) }
+        : undefined,
     };
   },
 
@@ -5308,6 +5587,8 @@ export const Task: MessageFns<Task> = {
     }
     if (message.input?.$case === "workflow") {
       obj.workflow = WorkflowInput.toJSON(message.input.value);
+    } else if (message.input?.$case === "hook") {
+      obj.hook = HookInput.toJSON(message.input.value);
     }
     return obj;
   },
@@ -5326,6 +5607,12 @@ export const Task: MessageFns<Task> = {
       case "workflow": {
         if (object.input?.value !== undefined && object.input?.value !== null) {
           message.input = { $case: "workflow", value: WorkflowInput.fromPartial(object.input.value) };
+        }
+        break;
+      }
+      case "hook": {
+        if (object.input?.value !== undefined && object.input?.value !== null) {
+          message.input = { $case: "hook", value: HookInput.fromPartial(object.input.value) };
         }
         break;
       }
@@ -5580,6 +5867,199 @@ export const WorkflowInput: MessageFns<WorkflowInput> = {
     message.more = object.more ?? false;
     message.interruptions = object.interruptions ?? 0;
     message.maxSteps = object.maxSteps ?? 0;
+    return message;
+  },
+};
+
+function createBaseHookInput(): HookInput {
+  return {
+    payload: undefined,
+    attempt: 0,
+    maxAttempts: 0,
+    idempotencyKey: "",
+    createdAt: undefined,
+    timeout: undefined,
+    deadlineAt: undefined,
+  };
+}
+
+export const HookInput: MessageFns<HookInput> = {
+  encode(message: HookInput, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.payload !== undefined) {
+      Payload.encode(message.payload, writer.uint32(10).fork()).join();
+    }
+    if (message.attempt !== 0) {
+      writer.uint32(16).int32(message.attempt);
+    }
+    if (message.maxAttempts !== 0) {
+      writer.uint32(24).int32(message.maxAttempts);
+    }
+    if (message.idempotencyKey !== "") {
+      writer.uint32(34).string(message.idempotencyKey);
+    }
+    if (message.createdAt !== undefined) {
+      Timestamp.encode(toTimestamp(message.createdAt), writer.uint32(42).fork()).join();
+    }
+    if (message.timeout !== undefined) {
+      Duration.encode(message.timeout, writer.uint32(50).fork()).join();
+    }
+    if (message.deadlineAt !== undefined) {
+      Timestamp.encode(toTimestamp(message.deadlineAt), writer.uint32(58).fork()).join();
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): HookInput {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseHookInput();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.payload = Payload.decode(reader, reader.uint32());
+            continue;
+          }
+          case 2: {
+            if (tag !== 16) {
+              break;
+            }
+
+            message.attempt = reader.int32();
+            continue;
+          }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.maxAttempts = reader.int32();
+            continue;
+          }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.idempotencyKey = reader.string();
+            continue;
+          }
+          case 5: {
+            if (tag !== 42) {
+              break;
+            }
+
+            message.createdAt = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
+            continue;
+          }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            message.timeout = Duration.decode(reader, reader.uint32());
+            continue;
+          }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            message.deadlineAt = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): HookInput {
+    return {
+      payload: isSet(object.payload) ? Payload.fromJSON(object.payload) : undefined,
+      attempt: isSet(object.attempt) ? globalThis.Number(object.attempt) : 0,
+      maxAttempts: isSet(object.maxAttempts)
+        ? globalThis.Number(object.maxAttempts)
+        : isSet(object.max_attempts)
+        ? globalThis.Number(object.max_attempts)
+        : 0,
+      idempotencyKey: isSet(object.idempotencyKey)
+        ? globalThis.String(object.idempotencyKey)
+        : isSet(object.idempotency_key)
+        ? globalThis.String(object.idempotency_key)
+        : "",
+      createdAt: isSet(object.createdAt)
+        ? fromJsonTimestamp(object.createdAt)
+        : isSet(object.created_at)
+        ? fromJsonTimestamp(object.created_at)
+        : undefined,
+      timeout: isSet(object.timeout) ? Duration.fromJSON(object.timeout) : undefined,
+      deadlineAt: isSet(object.deadlineAt)
+        ? fromJsonTimestamp(object.deadlineAt)
+        : isSet(object.deadline_at)
+        ? fromJsonTimestamp(object.deadline_at)
+        : undefined,
+    };
+  },
+
+  toJSON(message: HookInput): unknown {
+    const obj: any = {};
+    if (message.payload !== undefined) {
+      obj.payload = Payload.toJSON(message.payload);
+    }
+    if (message.attempt !== 0) {
+      obj.attempt = Math.round(message.attempt);
+    }
+    if (message.maxAttempts !== 0) {
+      obj.maxAttempts = Math.round(message.maxAttempts);
+    }
+    if (message.idempotencyKey !== "") {
+      obj.idempotencyKey = message.idempotencyKey;
+    }
+    if (message.createdAt !== undefined) {
+      obj.createdAt = message.createdAt.toISOString();
+    }
+    if (message.timeout !== undefined) {
+      obj.timeout = Duration.toJSON(message.timeout);
+    }
+    if (message.deadlineAt !== undefined) {
+      obj.deadlineAt = message.deadlineAt.toISOString();
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<HookInput>, I>>(base?: I): HookInput {
+    return HookInput.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<HookInput>, I>>(object: I): HookInput {
+    const message = createBaseHookInput();
+    message.payload = (object.payload !== undefined && object.payload !== null)
+      ? Payload.fromPartial(object.payload)
+      : undefined;
+    message.attempt = object.attempt ?? 0;
+    message.maxAttempts = object.maxAttempts ?? 0;
+    message.idempotencyKey = object.idempotencyKey ?? "";
+    message.createdAt = object.createdAt ?? undefined;
+    message.timeout = (object.timeout !== undefined && object.timeout !== null)
+      ? Duration.fromPartial(object.timeout)
+      : undefined;
+    message.deadlineAt = object.deadlineAt ?? undefined;
     return message;
   },
 };
