@@ -153,6 +153,7 @@ class App:
             listeners.check_free(*split_address(address))  # before a database is created that nobody will serve
         replica = await self._meet_database()
         self._assemble(replica)
+        await self._sweep.once()  # what is registered and due must be known before anything is decided
         await self.health.start()
         addresses = await self._listen(replica)
         await self._report_database(True)
@@ -255,11 +256,11 @@ class App:
         self._targets = Targets(self._spine, tokens, settings.allowed_webhooks, settings.webhooks, webhooks.refresh)
         self._dispatchers = Dispatchers(self._spine, relay.order, hands_out=settings.process)
         self._namespaces = Namespaces(self.db, tokens, replica.limits, registry)
-        sweep = Sweep(self._spine, self._hints, self._swept)
+        self._sweep = Sweep(self._spine, self._hints, self._swept)
         self._background = {
             "committer": committer.run,
             "dispatch": dispatcher.run,
-            "sweep": sweep.run,
+            "sweep": self._sweep.run,
             "watches": watches.run,
             "prune": lambda: prune(self.db),
             "refresh_wakes": lambda: refresh_wakes(self.db, bus),

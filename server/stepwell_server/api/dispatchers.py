@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from contextlib import aclosing
 
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceServicer
-from stepwell_server.api import convert, frames
+from stepwell_server.api import convert, frames, streams
 from stepwell_server.api.calls import Context
 from stepwell_server.domain.dispatchers import ProcessOrder, Wake, WakeFilter
 from stepwell_server.domain.errors import InvalidField
@@ -25,13 +25,16 @@ class DispatcherServicer(DispatcherServiceServicer):
         self._dispatchers = dispatchers
         self._replica_id = replica_id
 
-    async def WakeStream(self, request: pb.WakeStreamRequest, context: Context) -> AsyncIterator[pb.WakeStreamResponse]:
-        async for wake in self._dispatchers.follow(_filter(request.namespace, request.filter), KEEPALIVE):
-            draining = self._dispatchers.is_draining
-            now = convert.timestamp_to_pb(wake.now)
-            yield pb.WakeStreamResponse(next_wake=self._wake_to_pb(wake), now=now, draining=draining)
-            if draining:
-                return
+    async def WakeStream(self, request: pb.WakeStreamRequest, context: Context) -> None:  # type: ignore[override]
+        wanted = _filter(request.namespace, request.filter)
+        async with aclosing(self._dispatchers.follow(wanted, KEEPALIVE)) as wakes:
+            async for wake in wakes:
+                draining = self._dispatchers.is_draining
+                now = convert.timestamp_to_pb(wake.now)
+                response = pb.WakeStreamResponse(next_wake=self._wake_to_pb(wake), now=now, draining=draining)
+                await streams.write(context, response)
+                if draining:
+                    return
 
     async def GetNextWake(self, request: pb.GetNextWakeRequest, context: Context) -> pb.GetNextWakeResponse:
         wake = await self._dispatchers.next_wake(_filter(request.namespace, request.filter))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 
@@ -93,7 +93,7 @@ class Dispatchers:
         unserved = [(one, at) for one, at in bus.due_handlers(wanted.matches) if one not in served]
         return Wake(wake.number, now, min(times, default=None), tuple(unserved[:MOST_UNSERVED]))
 
-    async def follow(self, wanted: WakeFilter, keepalive: float) -> AsyncIterator[Wake]:
+    async def follow(self, wanted: WakeFilter, keepalive: float) -> AsyncGenerator[Wake, None]:
         """The current wake, then every change, conflated; the same again if there was none for so many seconds."""
         first = await self.next_wake(wanted)
         feed = self._feeds.setdefault(wanted, _Feed(first))
