@@ -15,8 +15,10 @@ from grpc import aio
 from stepwell.v1 import errors_pb2
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as wf
+from stepwell.v1.dispatchers_pb2_grpc import add_DispatcherServiceServicer_to_server
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceServicer, add_WorkflowServiceServicer_to_server
+from tests.sdk.fake_dispatchers import FakeDispatchers
 
 _ENDING = ("suspend", "finish")
 
@@ -198,19 +200,22 @@ class FakeServer:
     address: str
     workers: FakeWorkers
     workflows: FakeWorkflows
+    dispatchers: FakeDispatchers
 
 
 @asynccontextmanager
-async def fake_server() -> AsyncIterator[FakeServer]:
+async def fake_server(address: str = "127.0.0.1:0") -> AsyncIterator[FakeServer]:
     server = aio.server()
-    workers, workflows = FakeWorkers(), FakeWorkflows()
+    workers, workflows, dispatchers = FakeWorkers(), FakeWorkflows(), FakeDispatchers()
     add_WorkerServiceServicer_to_server(workers, server)
     add_WorkflowServiceServicer_to_server(workflows, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    add_DispatcherServiceServicer_to_server(dispatchers, server)
+    port = server.add_insecure_port(address)
     await server.start()
     try:
-        yield FakeServer(f"127.0.0.1:{port}", workers, workflows)
+        yield FakeServer(f"127.0.0.1:{port}", workers, workflows, dispatchers)
     finally:
         for stream in workers.all_streams:
             stream.cut()
+        dispatchers.cut()
         await server.stop(None)

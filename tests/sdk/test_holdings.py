@@ -351,3 +351,19 @@ async def test_a_class_that_cannot_be_made_fails_its_run_not_the_worker(worker: 
     worker.welcome()
 
     assert await worker.task("broken") == ["task_ack", "finish"]
+
+
+async def test_idle_time_counts_from_the_welcome_or_the_end_of_the_last_task(worker: Worker) -> None:
+    worker.clock.advance(60)
+    worker.welcome()
+    assert worker.holdings.idle_for() == 0
+    worker.clock.advance(3)
+    assert worker.holdings.idle_for() == 3
+
+    await worker.task()
+    worker.clock.advance(4)
+    assert worker.holdings.idle_for() == 0
+    await worker.ack(1)
+    await worker.ack(2, released=True)
+    worker.clock.advance(2)
+    assert worker.holdings.idle_for() == 2

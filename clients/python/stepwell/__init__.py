@@ -4,8 +4,10 @@ Write a workflow (`WorkflowEntrypoint`, `@workflow`), host it (`Worker`), start 
 generated stubs are in `stepwell.v1`.
 """
 
+from stepwell.alarms import Alarm, LoopAlarm
 from stepwell.channel import open_channel
 from stepwell.client import Client
+from stepwell.dispatchers import AlarmDispatcher, PollingDispatcher, StreamDispatcher
 from stepwell.errors import (
     CallFailed,
     DuplicateStepKey,
@@ -26,6 +28,7 @@ from stepwell.errors import (
     failure_of,
 )
 from stepwell.instances import Instance, NewInstance, Workflow
+from stepwell.processors import NextWake, Processor, ProcessorGroup, ProcessorsFailed, ServerProcessor, Unserved
 from stepwell.retry import Retry
 from stepwell.statuses import (
     ErrorInfo,
@@ -45,6 +48,8 @@ from stepwell.workflows import App, WorkflowDefinition, WorkflowEntrypoint, Work
 __version__ = "0.1.0"
 
 __all__ = [
+    "Alarm",
+    "AlarmDispatcher",
     "App",
     "CallFailed",
     "Client",
@@ -56,12 +61,19 @@ __all__ = [
     "InstanceChange",
     "InstanceStatus",
     "InvalidStepName",
+    "LoopAlarm",
     "MaxStepsExceeded",
     "NewInstance",
+    "NextWake",
     "NonRetryableError",
     "PayloadInvalid",
+    "PollingDispatcher",
+    "Processor",
+    "ProcessorGroup",
+    "ProcessorsFailed",
     "ReceivedEvent",
     "Retry",
+    "ServerProcessor",
     "Status",
     "StepEntry",
     "StepFailed",
@@ -72,6 +84,8 @@ __all__ = [
     "StepTimeoutError",
     "StepType",
     "StepTypeMismatch",
+    "StreamDispatcher",
+    "Unserved",
     "WaitForEventTimeoutError",
     "Worker",
     "Workflow",

@@ -100,6 +100,7 @@ class Holdings:
         self._looked_at = clock.now()
         self._stood_still_at = -math.inf
         self._is_connected = False
+        self._idle_since = clock.now()
 
     # For the connection.
 
@@ -123,6 +124,7 @@ class Holdings:
             else:
                 self._drop(held)
         self._owed = max(0, min(self._capacity.max_tasks, terms.max_credit) - len(self._held))
+        self._idle_since = self.clock.now()
         self.wake()
 
     def disconnected(self) -> None:
@@ -227,6 +229,10 @@ class Holdings:
             self.quiet.set()
 
     # For the worker.
+
+    def idle_for(self) -> float:
+        """Seconds for which it has been connected and held nothing; 0 if it holds something."""
+        return 0.0 if self._held else self.clock.now() - self._idle_since
 
     def drain(self) -> None:
         """Take no more tasks, begin no more bodies, and set `quiet` when those that execute have ended."""
@@ -343,6 +349,7 @@ class Holdings:
     def _remove(self, held: _Held) -> None:
         if self._held.get(held.task_id) is held:
             del self._held[held.task_id]
+            self._idle_since = self.clock.now()
             self._owed += 1
             self.wake()
             self.rested()

@@ -13,7 +13,7 @@ from typing import Any
 
 import stepwell
 from stepwell.client import Client
-from stepwell.clocks import Clock, LoopClock
+from stepwell.clocks import Clock, LoopClock, sleep
 from stepwell.connection import Connection
 from stepwell.durations import DurationLike, to_seconds
 from stepwell.holdings import Capacity, Holdings
@@ -87,10 +87,22 @@ class Worker:
         finally:
             await self.__aexit__(None, None, None)
 
-    async def ended(self) -> None:
-        """Wait until the worker ends by itself, because the server will never take it; CallFailed says why."""
+    async def ended(self, idle: DurationLike | None = None) -> None:
+        """Wait until the worker ends by itself, because the server will never take it; CallFailed says why.
+
+        With `idle`, also return when it has held no task for so long: for workers that run only while there is work.
+        """
         assert self._serving is not None
-        await asyncio.shield(self._serving)
+        if idle is None:
+            await asyncio.shield(self._serving)
+            return
+        resting = asyncio.create_task(self._rested(to_seconds(idle)))
+        try:
+            await asyncio.wait({self._serving, resting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            resting.cancel()
+        if self._serving.done():
+            await self._serving
 
     def _open(self) -> None:
         if self._serving is not None:
@@ -114,6 +126,10 @@ class Worker:
             await self._serving
         if not self._connection.is_welcome.is_set():
             raise self._connection.last_failure or TimeoutError("the server did not answer")
+
+    async def _rested(self, seconds: float) -> None:
+        while (left := seconds - self._holdings.idle_for()) > 0:
+            await sleep(self._holdings.clock, left)
 
     async def _drain(self) -> None:
         """Let executing bodies end and be saved, for as long as the grace lasts, and say Goodbye."""

@@ -21,6 +21,10 @@ Grace = Annotated[
     timedelta,
     typer.Option(metavar="DURATION", parser=arguments.duration, help="How long executing steps may take to end, then."),
 ]
+Idle = Annotated[
+    timedelta | None,
+    typer.Option(metavar="DURATION", parser=arguments.duration, help="Leave when it had nothing to do for so long."),
+]
 MaxTasks = Annotated[int, typer.Option(min=1, help="Most runs that it executes at once.")]
 Threads = Annotated[int, typer.Option(min=1, help="Threads for step functions that are not async.")]
 
@@ -33,16 +37,17 @@ def worker(
     threads: Threads = 32,
     grace: Grace = timedelta(seconds=10),
     connect_timeout: ConnectTimeout = timedelta(seconds=30),
+    idle: Idle = None,
 ) -> None:
     """Host the workflows of an app until Ctrl-C or SIGTERM."""
     logs.log_to_terminal()
     found = apps.load_app(app)
     settings = {"max_tasks": max_tasks, "threads": threads, "grace": grace, "connect_timeout": connect_timeout}
-    asyncio.run(stopping.until_stopped(serve(target, found, **settings)))
+    asyncio.run(stopping.until_stopped(serve(target, found, idle, **settings)))
 
 
-async def serve(target: options.Target, app: App, **settings: Any) -> None:
-    """Work until cancelled, then drain. CallFailed if the server does not take the worker."""
+async def serve(target: options.Target, app: App, idle: timedelta | None = None, **settings: Any) -> None:
+    """Work until cancelled or idle, then drain. CallFailed if the server does not take the worker."""
     async with target.client() as client:
         worker = Worker(client, app, **settings)
         try:
@@ -50,7 +55,7 @@ async def serve(target: options.Target, app: App, **settings: Any) -> None:
                 hosted = ", ".join(app.definitions) or "nothing"
                 printing.print_line(f"worker {worker.worker_id} serves {hosted} at {target.server}; Ctrl-C stops it")
                 try:
-                    await worker.ended()
+                    await worker.ended(idle)
                 finally:
                     printing.print_line(f"worker {worker.worker_id} stops when its steps have ended")
         except CallFailed as failure:
