@@ -1,14 +1,16 @@
 """Stepwell: durable workflows, hooks and jobs over one small server.
 
-Write a workflow (`WorkflowEntrypoint`, `@workflow`), host it (`Worker`), start it and wait for it (`Client`). The
-generated stubs are in `stepwell.v1`.
+Write a workflow (`WorkflowEntrypoint`, `@workflow`) or a hook (`@hook`), host it (`Worker`), start and follow it
+(`Client`). The generated stubs are in `stepwell.v1`.
 """
 
+from stepwell.apps import App
 from stepwell.channel import open_channel
 from stepwell.client import Client
 from stepwell.errors import (
     CallFailed,
     DuplicateStepKey,
+    HandlerTimeoutError,
     InvalidStepName,
     MaxStepsExceeded,
     NonRetryableError,
@@ -19,18 +21,24 @@ from stepwell.errors import (
     StepResultInvalid,
     StepTimeoutError,
     StepTypeMismatch,
+    TransactionRefused,
     WaitForEventTimeoutError,
     WorkflowEnded,
     WorkflowFailed,
     WorkflowTerminated,
     failure_of,
 )
+from stepwell.handlers import JobContext
+from stepwell.hooks import HookDefinition, hook
 from stepwell.instances import Instance, NewInstance, Workflow
 from stepwell.retry import Retry
 from stepwell.statuses import (
     ErrorInfo,
     EventEntry,
     HistoryEntry,
+    HookState,
+    HookStatus,
+    HookTarget,
     InstanceChange,
     InstanceStatus,
     Status,
@@ -39,8 +47,10 @@ from stepwell.statuses import (
     StepType,
 )
 from stepwell.steps import ReceivedEvent, WorkflowStep
+from stepwell.transactions import Transaction
+from stepwell.triggers import Hook, NewHook, TriggeredHook
 from stepwell.worker import Worker
-from stepwell.workflows import App, WorkflowDefinition, WorkflowEntrypoint, WorkflowEvent, workflow
+from stepwell.workflows import WorkflowDefinition, WorkflowEntrypoint, WorkflowEvent, workflow
 
 __version__ = "0.1.0"
 
@@ -51,12 +61,20 @@ __all__ = [
     "DuplicateStepKey",
     "ErrorInfo",
     "EventEntry",
+    "HandlerTimeoutError",
     "HistoryEntry",
+    "Hook",
+    "HookDefinition",
+    "HookState",
+    "HookStatus",
+    "HookTarget",
     "Instance",
     "InstanceChange",
     "InstanceStatus",
     "InvalidStepName",
+    "JobContext",
     "MaxStepsExceeded",
+    "NewHook",
     "NewInstance",
     "NonRetryableError",
     "PayloadInvalid",
@@ -72,6 +90,9 @@ __all__ = [
     "StepTimeoutError",
     "StepType",
     "StepTypeMismatch",
+    "Transaction",
+    "TransactionRefused",
+    "TriggeredHook",
     "WaitForEventTimeoutError",
     "Worker",
     "Workflow",
@@ -83,6 +104,7 @@ __all__ = [
     "WorkflowStep",
     "WorkflowTerminated",
     "failure_of",
+    "hook",
     "open_channel",
     "workflow",
 ]

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator
 from contextvars import copy_context
 from datetime import timedelta
@@ -68,6 +69,7 @@ class Run:
         self._unannounced: list[StepCall] = []
         self._begun: list[StepCall] = []  # without a limit of time yet
         self._interruptions = 0
+        self._steps_left = math.inf  # that may begin under this lease
         self._is_stopped = False
         self._expects_news = False
         self._was_told = False  # of something new, since the last Suspend
@@ -86,6 +88,7 @@ class Run:
         self.phase, self._is_stopped, self._expects_news = Phase.HELD, False, False
         self._reports.restart(task_id, fence, number)
         self._interruptions = task.interruptions
+        self._steps_left = task.max_steps or math.inf
         for state in task.steps:
             self._apply(state)
         asked, self._asked = self._asked, []
@@ -226,6 +229,7 @@ class Run:
         if known is None:
             self._records.put(records.unfinished(wait.name, type, 0))
             self._reports.add(pb.WorkerFrame(wait=wait))
+            self._steps_left -= 1
         return await self._answer(call)
 
     def _recall(self, name: str, type: states.StepType.ValueType) -> pb.StepState | None:
@@ -269,6 +273,7 @@ class Run:
             call.attempt = int(most)
             self._report_failure(call, StepMaxAttemptsExceeded())
         elif self._may_begin() and self._is_fresh():
+            self._steps_left -= 1
             self._begin(call)
             self._unannounced.append(call)
         else:
@@ -276,7 +281,11 @@ class Run:
             self._asked.append(call)
 
     def _may_begin(self) -> bool:
-        return self.phase is Phase.HELD and not self._is_stopped and not self._host.is_draining
+        return self.phase is Phase.HELD and not self._is_stopped and not self._host.is_draining and not self._is_spent()
+
+    def _is_spent(self) -> bool:
+        """Whether the steps of this lease are used up. A run that would wake only at some later time goes on."""
+        return self._steps_left < 1 and not self._records.any_waits()
 
     def _is_fresh(self) -> bool:
         """Whether bodies may begin unannounced. Their loss is told to the next holder as an interruption."""
@@ -432,7 +441,9 @@ class Run:
     def _take_asked(self) -> list[StepCall]:
         if not self._asked or not self._may_begin():
             return []
-        begins, self._asked = self._asked, []
+        most = len(self._asked) if self._steps_left < 1 else int(min(len(self._asked), self._steps_left))
+        begins, self._asked = self._asked[:most], self._asked[most:]
+        self._steps_left -= most
         for call in begins:
             self._move(call, CallState.OPENING)
         return begins
@@ -444,8 +455,12 @@ class Run:
             self.phase = Phase.FINISHING
         elif self._finish is None and self._calls and not self._busy and not self._expects_news:
             self._suspend(cached=True)
-        elif self._is_stopped and len(self._asked) == self._busy and self._is_answered():
-            self._suspend(cached=False)  # to pause, with bodies that were not let begin
+        elif len(self._asked) == self._busy and ((self._is_stopped and self._is_answered()) or self._yields()):
+            self._suspend(cached=False)  # to pause or to yield, with bodies that were not let begin
+
+    def _yields(self) -> bool:
+        """Whether the run has had its steps, and is to go on in a later pass."""
+        return bool(self._asked) and self._is_spent() and not self._expects_news
 
     def _is_answered(self) -> bool:
         return self._reports.all_acked and not self._reports.has_news and not self._expects_news
@@ -457,6 +472,9 @@ class Run:
     def _follow_phase(self, report: Report, ack: pb.Ack) -> None:
         if report.frame.HasField("suspend"):
             self._expects_news = not ack.released and not self._was_told
+            if ack.released and not report.frame.suspend.cached:
+                self.drop()
+                return
             self.phase = Phase.RELEASED if ack.released else Phase.HELD
             if ack.released:
                 self._host.let_go(self)

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from stepwell.apps import App
 from stepwell.cli import apps, arguments, logs, options, printing, stopping
 from stepwell.errors import CallFailed
 from stepwell.worker import Worker
-from stepwell.workflows import App
 
 ConnectTimeout = Annotated[
     timedelta,
@@ -47,7 +47,7 @@ async def serve(target: options.Target, app: App, **settings: Any) -> None:
         worker = Worker(client, app, **settings)
         try:
             async with worker:
-                hosted = ", ".join(app.definitions) or "nothing"
+                hosted = ", ".join(app.names) or "nothing"
                 printing.print_line(f"worker {worker.worker_id} serves {hosted} at {target.server}; Ctrl-C stops it")
                 try:
                     await worker.ended()

@@ -12,6 +12,7 @@ from uuid import uuid4
 
 from grpc import StatusCode
 
+from stepwell.apps import App
 from stepwell.client import Client
 from stepwell.durations import DurationLike, to_datetime, to_duration, to_seconds
 from stepwell.errors import CallFailed
@@ -23,7 +24,7 @@ from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell.v1.namespaces_pb2 import CreateNamespaceRequest
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.worker import Worker
-from stepwell.workflows import AnyWorkflow, App, WorkflowDefinition, WorkflowEntrypoint
+from stepwell.workflows import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint
 
 P = TypeVar("P")
 R = TypeVar("R")
