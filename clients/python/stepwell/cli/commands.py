@@ -7,7 +7,7 @@ import sys
 import typer
 
 from stepwell import __version__
-from stepwell.cli import dev, info, listings, namespaces, server, workers, workflows
+from stepwell.cli import dev, hooks, info, listings, namespaces, server, workers, workflows
 from stepwell.errors import CallFailed
 
 app = typer.Typer(
@@ -26,6 +26,7 @@ app.command("worker")(workers.worker)
 app.command("workers")(listings.workers)
 app.command("info")(info.info)
 app.add_typer(workflows.app, name="workflow")
+app.add_typer(hooks.app, name="hook")
 app.add_typer(namespaces.app, name="namespace")
 
 

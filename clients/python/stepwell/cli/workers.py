@@ -19,10 +19,10 @@ ConnectTimeout = Annotated[
 ]
 Grace = Annotated[
     timedelta,
-    typer.Option(metavar="DURATION", parser=arguments.duration, help="How long executing steps may take to end, then."),
+    typer.Option(metavar="DURATION", parser=arguments.duration, help="How long what executes may take to end, then."),
 ]
-MaxTasks = Annotated[int, typer.Option(min=1, help="Most runs that it executes at once.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads for step functions that are not async.")]
+MaxTasks = Annotated[int, typer.Option(min=1, help="Most runs and hooks that it executes at once.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads for functions that are not async.")]
 
 
 @options.in_namespace
@@ -34,7 +34,7 @@ def worker(
     grace: Grace = timedelta(seconds=10),
     connect_timeout: ConnectTimeout = timedelta(seconds=30),
 ) -> None:
-    """Host the workflows of an app until Ctrl-C or SIGTERM."""
+    """Host what an app has until Ctrl-C or SIGTERM."""
     logs.log_to_terminal()
     found = apps.load_app(app)
     settings = {"max_tasks": max_tasks, "threads": threads, "grace": grace, "connect_timeout": connect_timeout}
@@ -52,7 +52,7 @@ async def serve(target: options.Target, app: App, **settings: Any) -> None:
                 try:
                     await worker.ended()
                 finally:
-                    printing.print_line(f"worker {worker.worker_id} stops when its steps have ended")
+                    printing.print_line(f"worker {worker.worker_id} stops when what it executes has ended")
         except CallFailed as failure:
             raise target.explained(failure) from None
         except TimeoutError:
