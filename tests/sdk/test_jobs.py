@@ -172,7 +172,7 @@ async def test_an_execution_that_takes_too_long_has_failed(stage: Stage) -> None
     stage.clock.advance(1)
     await settle()
     failure = outcome(stage).failure
-    assert (failure.name, failure.message, failure.non_retryable) == ("HandlerTimeoutError", "HANDLER_TIMEOUT", False)
+    assert (failure.name, failure.message, failure.non_retryable) == ("JobTimeoutError", "JOB_TIMEOUT", False)
     assert stopped.is_set()
 
 
@@ -181,7 +181,7 @@ async def test_a_thread_that_ends_after_its_time_says_nothing_more(stage: Stage)
     stage.pool = type("Later", (), {"call": lambda self, job, done: results.append((job, done))})()
     await begin(stage, lambda payload: None, timeout=Duration(seconds=1))
     stage.clock.advance(1)
-    assert outcome(stage).failure.name == "HandlerTimeoutError"
+    assert outcome(stage).failure.name == "JobTimeoutError"
 
     ((job, done),) = results
     done(job())

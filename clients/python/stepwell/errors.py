@@ -4,7 +4,7 @@
     ├── CallFailed                    a call that the server refused, or that did not reach it
     │   └── TransactionRefused        one operation of a transaction was refused, so nothing was done
     ├── NonRetryableError             for you to raise in a step or a job: trying again is pointless
-    ├── HandlerTimeoutError           a job's execution took longer than its timeout
+    ├── JobTimeoutError               a job's execution took longer than its timeout
     ├── PayloadInvalid                a value that is not JSON, too large or nested too deep
     ├── WorkflowEnded                 result() of an instance that did not complete
     │   ├── WorkflowFailed            it errored; `name` and `message` say how
@@ -77,11 +77,11 @@ class NonRetryableError(Exception):
         self.name = name or type(self).__name__
 
 
-class HandlerTimeoutError(Exception):
+class JobTimeoutError(Exception):
     """A job's execution took longer than its timeout."""
 
     def __init__(self) -> None:
-        super().__init__("HANDLER_TIMEOUT")
+        super().__init__("JOB_TIMEOUT")
 
 
 class PayloadInvalid(Exception):

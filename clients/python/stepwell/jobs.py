@@ -14,7 +14,7 @@ from typing import Any
 
 from stepwell.bodies import Execution, Outcome
 from stepwell.durations import to_datetime
-from stepwell.errors import HandlerTimeoutError, to_failure
+from stepwell.errors import JobTimeoutError, to_failure
 from stepwell.handlers import JobContext
 from stepwell.hooks import HookDefinition
 from stepwell.hosts import Host
@@ -51,7 +51,7 @@ class Job:
         self._about = {"hook": context.name, "hook_id": context.id, "attempt": context.attempt}
         self._execution.start(self._definition.handler.bind(task.payload, context), copy_context(), self._host.pool)
         if task.HasField("timeout") and not self._host.terms.virtual_clock:
-            self._execution.limit(self._host.clock, task.timeout.ToTimedelta().total_seconds(), HandlerTimeoutError)
+            self._execution.limit(self._host.clock, task.timeout.ToTimedelta().total_seconds(), JobTimeoutError)
 
     def acked(self, number: int, ack: pb.Ack) -> None:
         """How it ended is durable: it is over."""
