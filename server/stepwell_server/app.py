@@ -22,10 +22,12 @@ from stepwell_server.api.access import load_policy
 from stepwell_server.api.admission import Admission
 from stepwell_server.api.clock import ClockServicer
 from stepwell_server.api.health import Health
+from stepwell_server.api.hooks import HookServicer
 from stepwell_server.api.interceptors import Pipeline, layers
 from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.ops import OpsListener
 from stepwell_server.api.server import ServerServicer
+from stepwell_server.api.transactions import TransactionServicer
 from stepwell_server.api.workers import Terms, WorkerServicer
 from stepwell_server.api.workflows import WorkflowServicer
 from stepwell_server.config import Settings, split_address
@@ -35,6 +37,7 @@ from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Dispatcher
 from stepwell_server.engine.groups import Committed
+from stepwell_server.engine.hooks import Hooks
 from stepwell_server.engine.intake import Intake
 from stepwell_server.engine.loops import supervised
 from stepwell_server.engine.loops.prune import prune
@@ -45,6 +48,7 @@ from stepwell_server.engine.namespaces import Namespaces
 from stepwell_server.engine.registry import Registry
 from stepwell_server.engine.server import Replica, Server
 from stepwell_server.engine.spine import Spine
+from stepwell_server.engine.transactions import Transactions
 from stepwell_server.engine.wakes import DatabaseTime, WakeBus
 from stepwell_server.engine.watches import Watches
 from stepwell_server.engine.workers import Workers
@@ -205,13 +209,14 @@ class App:
         settings = self.settings
         registry = Registry(self.db, replica.limits)
         virtual = replica.deployment.virtual_clock
+        bus = WakeBus(DatabaseTime(virtual=virtual))
         rules = RunRules(
             limits=replica.limits,
             times=settings.leases.to_times(),
             timeout_margin=0 if virtual else TIMEOUT_MARGIN,
             namespaces=registry.namespaces,
+            registered=bus.registered,
         )
-        bus = WakeBus(DatabaseTime(virtual=virtual))
         relay = HintRelay(self._hints)
         watches = Watches(self.db)
 
@@ -234,7 +239,10 @@ class App:
         self._spine = Spine(self.db, committer, bus, dispatcher, registry, announce)
         tokens = PageTokens(replica.deployment.page_token_key)
         self._workers = Workers(self._spine, tokens, replica.replica_id)
-        self._workflows = Workflows(self._spine, Intake(self._spine), watches, tokens)
+        intake = Intake(self._spine)
+        self._workflows = Workflows(self._spine, intake, watches, tokens)
+        self._hooks = Hooks(self._spine, intake, tokens)
+        self._transactions = Transactions(self._spine, intake, self._hooks)
         self._namespaces = Namespaces(self.db, tokens, replica.limits, registry)
         sweep = Sweep(self._spine, self._hints, self._swept)
         self._background = {
@@ -264,6 +272,8 @@ class App:
             namespaces=NamespaceServicer(self._namespaces),
             clock=ClockServicer(Clock(self._spine)),
             server=ServerServicer(server),
+            hooks=HookServicer(self._hooks),
+            transactions=TransactionServicer(self._transactions),
         )
 
     async def _listen(self, replica: Replica) -> Addresses:

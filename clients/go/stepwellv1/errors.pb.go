@@ -172,6 +172,14 @@ const (
 	ErrorReason_ERROR_REASON_HOOK_HANDLER_NOT_FOUND ErrorReason = 136
 	// NOT_FOUND: no target of that name. Metadata: "name".
 	ErrorReason_ERROR_REASON_HOOK_TARGET_NOT_FOUND ErrorReason = 137
+	// INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+	// address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+	// host turned out to have such an address. Metadata: "field".
+	ErrorReason_ERROR_REASON_SSRF_BLOCKED ErrorReason = 140
+	// INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field".
+	ErrorReason_ERROR_REASON_INVALID_WEBHOOK_URL ErrorReason = 141
+	// FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off).
+	ErrorReason_ERROR_REASON_WEBHOOKS_DISABLED ErrorReason = 142
 )
 
 // Enum value maps for ErrorReason.
@@ -242,6 +250,9 @@ var (
 		135: "ERROR_REASON_HOOK_ENDED",
 		136: "ERROR_REASON_HOOK_HANDLER_NOT_FOUND",
 		137: "ERROR_REASON_HOOK_TARGET_NOT_FOUND",
+		140: "ERROR_REASON_SSRF_BLOCKED",
+		141: "ERROR_REASON_INVALID_WEBHOOK_URL",
+		142: "ERROR_REASON_WEBHOOKS_DISABLED",
 	}
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
@@ -309,6 +320,9 @@ var (
 		"ERROR_REASON_HOOK_ENDED":                 135,
 		"ERROR_REASON_HOOK_HANDLER_NOT_FOUND":     136,
 		"ERROR_REASON_HOOK_TARGET_NOT_FOUND":      137,
+		"ERROR_REASON_SSRF_BLOCKED":               140,
+		"ERROR_REASON_INVALID_WEBHOOK_URL":        141,
+		"ERROR_REASON_WEBHOOKS_DISABLED":          142,
 	}
 )
 
@@ -425,7 +439,7 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\bmetadata\x18\x04 \x03(\v2$.stepwell.v1.ItemError.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\xa5\x12\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\x91\x13\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12%\n" +
@@ -492,7 +506,10 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\x1bERROR_REASON_HOOK_COMPLETED\x10\x86\x01\x12\x1c\n" +
 	"\x17ERROR_REASON_HOOK_ENDED\x10\x87\x01\x12(\n" +
 	"#ERROR_REASON_HOOK_HANDLER_NOT_FOUND\x10\x88\x01\x12'\n" +
-	"\"ERROR_REASON_HOOK_TARGET_NOT_FOUND\x10\x89\x01B-\n" +
+	"\"ERROR_REASON_HOOK_TARGET_NOT_FOUND\x10\x89\x01\x12\x1e\n" +
+	"\x19ERROR_REASON_SSRF_BLOCKED\x10\x8c\x01\x12%\n" +
+	" ERROR_REASON_INVALID_WEBHOOK_URL\x10\x8d\x01\x12#\n" +
+	"\x1eERROR_REASON_WEBHOOKS_DISABLED\x10\x8e\x01B-\n" +
 	"\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3"
 
 var (

@@ -2612,6 +2612,8 @@ type Suspend struct {
 	// Newest revision that the worker has heard of, from Task, Ack or Resolved. If something was resolved after it, and crosses
 	// this frame on its way, the task is not given up and Resolved comes again. 0: not said.
 	KnownRevision int64 `protobuf:"varint,2,opt,name=known_revision,json=knownRevision,proto3" json:"known_revision,omitempty"`
+	// True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once.
+	Yields        bool `protobuf:"varint,3,opt,name=yields,proto3" json:"yields,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2658,6 +2660,13 @@ func (x *Suspend) GetKnownRevision() int64 {
 		return x.KnownRevision
 	}
 	return 0
+}
+
+func (x *Suspend) GetYields() bool {
+	if x != nil {
+		return x.Yields
+	}
+	return false
 }
 
 // Finish says that the workflow function has ended. Not applied if the run is to pause first (Ack.stop): then it is
@@ -4200,10 +4209,11 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x05until\"T\n" +
 	"\tEventWait\x12\x12\n" +
 	"\x04type\x18\x01 \x01(\tR\x04type\x123\n" +
-	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"H\n" +
+	"\atimeout\x18\x02 \x01(\v2\x19.google.protobuf.DurationR\atimeout\"`\n" +
 	"\aSuspend\x12\x16\n" +
 	"\x06cached\x18\x01 \x01(\bR\x06cached\x12%\n" +
-	"\x0eknown_revision\x18\x02 \x01(\x03R\rknownRevision\"t\n" +
+	"\x0eknown_revision\x18\x02 \x01(\x03R\rknownRevision\x12\x16\n" +
+	"\x06yields\x18\x03 \x01(\bR\x06yields\"t\n" +
 	"\x06Finish\x12.\n" +
 	"\x06output\x18\x01 \x01(\v2\x14.stepwell.v1.PayloadH\x00R\x06output\x120\n" +
 	"\afailure\x18\x02 \x01(\v2\x14.stepwell.v1.FailureH\x00R\afailureB\b\n" +

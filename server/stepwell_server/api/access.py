@@ -115,6 +115,18 @@ METHODS: dict[str, Category] = {
         Process=Category.DISPATCH,
     ),
     **_service(
+        "HookService",
+        TriggerHooks=Category.CREATE,
+        GetHook=Category.READ,
+        ListHooks=Category.READ,
+        RetryHook=Category.MANAGE,
+        CancelHook=Category.MANAGE,
+        PutHookTarget=Category.MANAGE,
+        ListHookTargets=Category.READ,
+        DeleteHookTarget=Category.MANAGE,
+    ),
+    **_service("TransactionService", Commit=Category.CREATE),
+    **_service(
         "NamespaceService",
         CreateNamespace=Category.ADMIN,
         ListNamespaces=Category.READ,

@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
 from stepwell_server.api.access import Principal
+from stepwell_server.engine.intake import NO_ITEM, Item
 from stepwell_server.engine.requests import Request
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
@@ -48,15 +49,25 @@ current: ContextVar[Call] = ContextVar("current_call")
 """The call that this task serves."""
 
 
+def item_of(message: Message, request_id: str = "") -> Item:
+    """How one thing of a batch is recognised, whether it came alone or with others."""
+    request_id = request_id or message.request_id  # type: ignore[attr-defined]
+    return Item(request_id, _without_id(message)) if request_id else NO_ITEM
+
+
 def request_of(message: Message) -> Request:
     """What a mutating use case must know of the call: the message without its request_id is what it asks."""
     call = current.get()
-    body = type(message)()
-    body.CopyFrom(message)
-    body.ClearField("request_id")
     return Request(
         principal=call.principal.name,
         method=call.method,
         request_id=message.request_id,  # type: ignore[attr-defined]
-        body=body.SerializeToString(deterministic=True),
+        body=_without_id(message),
     )
+
+
+def _without_id(message: Message) -> bytes:
+    body = type(message)()
+    body.CopyFrom(message)
+    body.ClearField("request_id")
+    return body.SerializeToString(deterministic=True)

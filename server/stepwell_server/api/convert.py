@@ -5,14 +5,15 @@ from __future__ import annotations
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from stepwell.v1 import common_pb2, errors_pb2, namespaces_pb2, server_pb2, workflows_pb2
+from stepwell.v1 import common_pb2, errors_pb2, hooks_pb2, namespaces_pb2, server_pb2, workflows_pb2
 from stepwell_server.api.errors import code_of
 from stepwell_server.domain.clock import ClockReading
-from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.errors import DurationOutOfRange, InvalidField, StepwellError
+from stepwell_server.domain.hooks import Hook, HookStatus
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.namespaces import DEFAULT_NAMESPACE, Namespace, NamespaceLimits, NamespaceSpec, Retention
 from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.retry import Backoff, RetryPolicy
+from stepwell_server.domain.retry import LONGEST_DELAY, MOST_ATTEMPTS, Backoff, RetryPolicy
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import Event, Failure, Instance, InstanceStatus, Step, StepStatus, StepType
 from stepwell_server.engine.server import Server
@@ -170,6 +171,14 @@ _BACKOFFS = {
     Backoff.LINEAR: common_pb2.BACKOFF_LINEAR,
     Backoff.EXPONENTIAL: common_pb2.BACKOFF_EXPONENTIAL,
 }
+_FROM_BACKOFFS = {number: backoff for backoff, number in _BACKOFFS.items()}
+HOOK_STATUSES = {
+    HookStatus.PENDING: hooks_pb2.HOOK_STATUS_PENDING,
+    HookStatus.PROCESSING: hooks_pb2.HOOK_STATUS_PROCESSING,
+    HookStatus.COMPLETED: hooks_pb2.HOOK_STATUS_COMPLETED,
+    HookStatus.FAILED: hooks_pb2.HOOK_STATUS_FAILED,
+    HookStatus.CANCELLED: hooks_pb2.HOOK_STATUS_CANCELLED,
+}
 
 
 def namespace_from_pb(name: str) -> str:
@@ -218,6 +227,57 @@ def retry_to_pb(retry: RetryPolicy) -> common_pb2.RetryPolicy:
     else:
         policy.max_attempts = retry.max_attempts
     return policy
+
+
+def retry_from_pb(given: common_pb2.RetryPolicy, default: RetryPolicy) -> RetryPolicy:
+    """How something is retried, with the default where nothing is said."""
+    delay = duration_within("delay", given.delay, LONGEST_DELAY) if given.HasField("delay") else default.delay
+    longest = None if default.max_delay is None else max(delay, default.max_delay)
+    if given.HasField("max_delay"):
+        longest = duration_within("max_delay", given.max_delay, LONGEST_DELAY)
+        if longest < delay:
+            raise InvalidField("max_delay must not be shorter than delay", field="max_delay")
+    backoff = _FROM_BACKOFFS.get(given.backoff, default.backoff)
+    return RetryPolicy(_attempts_from_pb(given, default), delay, backoff, longest)
+
+
+def _attempts_from_pb(given: common_pb2.RetryPolicy, default: RetryPolicy) -> int | None:
+    match given.WhichOneof("attempts"):
+        case "max_attempts":
+            if not 1 <= given.max_attempts <= MOST_ATTEMPTS:
+                raise InvalidField(f"max_attempts must be 1 to {MOST_ATTEMPTS}", field="max_attempts")
+            return given.max_attempts
+        case "unlimited" if given.unlimited:
+            return None
+        case _:
+            return default.max_attempts
+
+
+def duration_within(field: str, duration: Duration, longest: Micros) -> Micros:
+    """A duration that may not be longer than this."""
+    read = duration_from_pb(duration)
+    if read > longest:
+        raise DurationOutOfRange(f"{field} is longer than it can be", field=field)
+    return read
+
+
+def hook_to_pb(hook: Hook, *, payload: bool = False) -> hooks_pb2.Hook:
+    """A hook as it stands."""
+    return hooks_pb2.Hook(
+        hook_id=hook.key.hook_id,
+        name=hook.name,
+        status=HOOK_STATUSES[hook.status],
+        payload=payload_to_pb(hook.payload) if payload and hook.payload is not None else None,
+        attempts=hook.attempts,
+        retry=retry_to_pb(hook.retry),
+        idempotency_key=hook.idempotency_key,
+        failure=None if hook.failure is None else failure_to_pb(hook.failure),
+        created_at=timestamp_to_pb(hook.created_at),
+        process_at=timestamp_to_pb(hook.process_at),
+        last_attempt_at=_optional_timestamp(hook.last_attempt_at),
+        next_attempt_at=_optional_timestamp(hook.next_attempt_at),
+        ended_at=_optional_timestamp(hook.ended_at),
+    )
 
 
 def reason_to_pb(error: StepwellError) -> errors_pb2.ErrorReason.ValueType:

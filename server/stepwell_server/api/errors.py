@@ -61,6 +61,14 @@ CODES: dict[type[errors.StepwellError], StatusCode] = {
     errors.PendingEventsLimit: StatusCode.RESOURCE_EXHAUSTED,
     errors.StepTypeMismatch: StatusCode.FAILED_PRECONDITION,
     errors.MaxStepsExceeded: StatusCode.FAILED_PRECONDITION,
+    errors.InvalidHookName: StatusCode.INVALID_ARGUMENT,
+    errors.InvalidHookId: StatusCode.INVALID_ARGUMENT,
+    errors.HookNotFound: StatusCode.NOT_FOUND,
+    errors.HookIdAlreadyExists: StatusCode.ALREADY_EXISTS,
+    errors.HookCompleted: StatusCode.FAILED_PRECONDITION,
+    errors.HookEnded: StatusCode.FAILED_PRECONDITION,
+    errors.HookTargetNotFound: StatusCode.NOT_FOUND,
+    errors.ProcessDisabled: StatusCode.FAILED_PRECONDITION,
     errors.LeaseLost: StatusCode.ABORTED,
     errors.RunSuperseded: StatusCode.ABORTED,
     errors.HelloTimeout: StatusCode.DEADLINE_EXCEEDED,
@@ -70,6 +78,9 @@ CODES: dict[type[errors.StepwellError], StatusCode] = {
     errors.SlowConsumer: StatusCode.RESOURCE_EXHAUSTED,
     errors.SessionHasStream: StatusCode.FAILED_PRECONDITION,
     errors.SessionNotRegistered: StatusCode.FAILED_PRECONDITION,
+    errors.SsrfBlocked: StatusCode.INVALID_ARGUMENT,
+    errors.InvalidWebhookUrl: StatusCode.INVALID_ARGUMENT,
+    errors.WebhooksDisabled: StatusCode.FAILED_PRECONDITION,
 }
 
 

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-
-from google.protobuf.duration_pb2 import Duration
+from typing import Any
 
 from stepwell.v1 import common_pb2, workers_pb2
 from stepwell_server.api import convert, validate
 from stepwell_server.domain import frames
-from stepwell_server.domain.errors import DurationOutOfRange, InvalidField, StepwellError
+from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.frames import DEFAULT_EVENT_TIMEOUT, Frame, FrameAnswer, Opening, RunNews
+from stepwell_server.domain.hooks import Hook
 from stepwell_server.domain.leases import Held
 from stepwell_server.domain.limits import Limits
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.retry import LONGEST_DELAY, MOST_ATTEMPTS, Backoff, RetryPolicy, StepPolicy
-from stepwell_server.domain.tasks import Handler, Reason, Registration, Stop, TaskKind
-from stepwell_server.domain.times import Micros
+from stepwell_server.domain.payloads import EMPTY_OBJECT, Payload
+from stepwell_server.domain.retry import StepPolicy
+from stepwell_server.domain.runs import load_open
+from stepwell_server.domain.tasks import Handler, Reason, Registration, Stop, Task, TaskKind
 from stepwell_server.domain.workflows import Step, StepType
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.workers import Hello, WorkerView
@@ -24,7 +24,11 @@ from stepwell_server.engine.workers import Hello, WorkerView
 STATE_BYTES = 3 * 1024 * 1024
 """How much of a task's state goes into one message; the rest follows."""
 
-_KINDS = {TaskKind.WORKFLOW: workers_pb2.HANDLER_KIND_WORKFLOW}
+_KINDS = {
+    TaskKind.WORKFLOW: workers_pb2.HANDLER_KIND_WORKFLOW,
+    TaskKind.HOOK: workers_pb2.HANDLER_KIND_HOOK,
+}
+_FROM_KINDS = {number: kind for kind, number in _KINDS.items()}
 _STOPS = {
     Stop.NONE: workers_pb2.STOP_NONE,
     Stop.PAUSE: workers_pb2.STOP_PAUSE,
@@ -37,14 +41,9 @@ _REASONS = {
     Reason.WAKE: workers_pb2.TASK_REASON_WAKE,
     Reason.TAKEOVER: workers_pb2.TASK_REASON_TAKEOVER,
 }
-_BACKOFFS = {
-    common_pb2.BACKOFF_CONSTANT: Backoff.CONSTANT,
-    common_pb2.BACKOFF_LINEAR: Backoff.LINEAR,
-    common_pb2.BACKOFF_EXPONENTIAL: Backoff.EXPONENTIAL,
-}
 
-NUMBERED = frozenset({"step_done", "step_failed", "wait", "suspend", "finish", "begin_steps"})
-"""Frames that change a run and carry a number."""
+NUMBERED = frozenset({"step_done", "step_failed", "wait", "suspend", "finish", "begin_steps", "outcome"})
+"""Frames that change a run or a job and carry a number."""
 
 
 # ---- from the worker
@@ -65,14 +64,19 @@ def hello_from_pb(hello: workers_pb2.Hello) -> Hello:
 
 
 def _registration(namespace: str, one: workers_pb2.Handler) -> Registration:
-    return Registration(handler_from_pb(namespace, one), one.workflow.description)
+    return Registration(handler_from_pb(namespace, one), one.workflow.description or one.hook.description)
 
 
 def handler_from_pb(namespace: str, one: workers_pb2.Handler | workers_pb2.HandlerRef) -> Handler:
     """Whom work is addressed to."""
-    if one.kind != workers_pb2.HANDLER_KIND_WORKFLOW:
+    return Handler(namespace, kind_from_pb(one.kind), one.name)
+
+
+def kind_from_pb(kind: workers_pb2.HandlerKind.ValueType) -> TaskKind:
+    """What kind of handler it is."""
+    if kind not in _FROM_KINDS:
         raise InvalidField("kind must say what kind of handler it is", field="kind")
-    return Handler(namespace, TaskKind.WORKFLOW, one.name)
+    return _FROM_KINDS[kind]
 
 
 def held_from_pb(held: workers_pb2.HeldTask) -> Held:
@@ -112,9 +116,12 @@ class FrameReader:
             case "wait":
                 return self._wait(frame.wait)
             case "suspend":
-                return frames.Suspend(frame.suspend.cached, frame.suspend.known_revision)
+                return frames.Suspend(frame.suspend.cached, frame.suspend.known_revision, frame.suspend.yields)
             case "finish":
                 return self._finish(frame.finish)
+            case "outcome":
+                has_failed = frame.outcome.HasField("failure")
+                return frames.Outcome(convert.failure_from_pb(frame.outcome.failure) if has_failed else None)
             case _:
                 return frames.BeginSteps()
 
@@ -153,36 +160,12 @@ class FrameReader:
         default = self._default
         if not policy.HasField("retry") and not policy.HasField("timeout"):
             return default
-        given = policy.retry
-        retry = RetryPolicy(
-            max_attempts=self._attempts(given),
-            delay=_within("delay", given.delay, LONGEST_DELAY) if given.HasField("delay") else default.retry.delay,
-            backoff=_BACKOFFS.get(given.backoff, default.retry.backoff),
-            max_delay=_within("max_delay", given.max_delay, LONGEST_DELAY) if given.HasField("max_delay") else None,
-        )
-        if retry.max_delay is not None and retry.max_delay < retry.delay:
-            raise InvalidField("max_delay must not be shorter than delay", field="max_delay")
+        retry = convert.retry_from_pb(policy.retry, default.retry)
         has_timeout = policy.HasField("timeout")
-        timeout = _within("timeout", policy.timeout, self._limits.timer) if has_timeout else default.timeout
+        timeout = default.timeout
+        if has_timeout:
+            timeout = convert.duration_within("timeout", policy.timeout, self._limits.timer)
         return StepPolicy(retry, timeout)
-
-    def _attempts(self, retry: common_pb2.RetryPolicy) -> int | None:
-        match retry.WhichOneof("attempts"):
-            case "max_attempts":
-                if not 1 <= retry.max_attempts <= MOST_ATTEMPTS:
-                    raise InvalidField(f"max_attempts must be 1 to {MOST_ATTEMPTS}", field="max_attempts")
-                return retry.max_attempts
-            case "unlimited" if retry.unlimited:
-                return None
-            case _:
-                return self._default.retry.max_attempts
-
-
-def _within(field: str, duration: Duration, longest: Micros) -> Micros:
-    read = convert.duration_from_pb(duration)
-    if read > longest:
-        raise DurationOutOfRange(f"{field} is longer than it can be", field=field)
-    return read
 
 
 # ---- to the worker
@@ -197,7 +180,10 @@ def policy_to_pb(policy: StepPolicy) -> workers_pb2.StepPolicy:
 
 def delivery_to_pb(delivery: Delivery) -> Iterator[workers_pb2.ServerFrame]:
     """A task and as much of its state as fits into one message, then the rest of it."""
-    task, started = delivery.handed.task, delivery.handed.started
+    task, started, hook = delivery.handed.task, delivery.handed.started, delivery.handed.hook
+    if hook is not None:
+        yield _task_frame(task, hook=_hook_input(task, hook))
+        return
     pages = list(_pages(delivery.steps, 0 if started is None else started.params.size))
     known = delivery.handed.known_revision
     workflow = workers_pb2.WorkflowInput(
@@ -208,18 +194,35 @@ def delivery_to_pb(delivery: Delivery) -> Iterator[workers_pb2.ServerFrame]:
         interruptions=task.interruptions,
         steps=pages[0],
         more=len(pages) > 1,
+        max_steps=delivery.handed.max_steps,
     )
     if started is not None:
         workflow.created_at.CopyFrom(convert.timestamp_to_pb(started.created_at))
         if not known:
             workflow.params.CopyFrom(convert.payload_to_pb(started.params))
-    body = workers_pb2.Task(
-        handler=handler_to_pb(task.handler), key=task.key, reason=_REASONS[task.reason], workflow=workflow
-    )
-    yield workers_pb2.ServerFrame(task_id=task.id, fence=task.fence, task=body)
+    yield _task_frame(task, workflow=workflow)
     for number, page in enumerate(pages[1:], 2):
         state = workers_pb2.TaskState(steps=page, more=number < len(pages))
         yield workers_pb2.ServerFrame(task_id=task.id, fence=task.fence, task_state=state)
+
+
+def _task_frame(task: Task, **given: Any) -> workers_pb2.ServerFrame:
+    handler = handler_to_pb(task.handler)
+    body = workers_pb2.Task(handler=handler, key=task.key, reason=_REASONS[task.reason], **given)
+    return workers_pb2.ServerFrame(task_id=task.id, fence=task.fence, task=body)
+
+
+def _hook_input(task: Task, hook: Hook) -> workers_pb2.HookInput:
+    (opened,) = load_open(task.open_steps)
+    return workers_pb2.HookInput(
+        payload=convert.payload_to_pb(hook.payload or EMPTY_OBJECT),
+        attempt=opened.attempt,
+        max_attempts=hook.retry.max_attempts or 0,
+        idempotency_key=hook.idempotency_key,
+        created_at=convert.timestamp_to_pb(hook.created_at),
+        timeout=convert.duration_to_pb(opened.policy.timeout),
+        deadline_at=convert.timestamp_to_pb(opened.ends_at),
+    )
 
 
 def _pages(steps: Sequence[Step], taken: int = 0) -> Iterator[list[workers_pb2.StepState]]:

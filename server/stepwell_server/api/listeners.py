@@ -15,17 +15,21 @@ from grpc_reflection.v1alpha import reflection
 from stepwell.v1 import (
     clock_pb2_grpc,
     dispatchers_pb2_grpc,
+    hooks_pb2_grpc,
     namespaces_pb2_grpc,
     server_pb2_grpc,
+    transactions_pb2_grpc,
     workers_pb2_grpc,
     workflows_pb2_grpc,
 )
 from stepwell_server.api.access import METHODS
 from stepwell_server.api.clock import ClockServicer
 from stepwell_server.api.health import Health
+from stepwell_server.api.hooks import HookServicer
 from stepwell_server.api.interceptors import Pipeline
 from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.server import ServerServicer
+from stepwell_server.api.transactions import TransactionServicer
 from stepwell_server.api.workers import WorkerServicer
 from stepwell_server.api.workflows import WorkflowServicer
 
@@ -75,6 +79,8 @@ class Servicers:
     namespaces: NamespaceServicer
     clock: ClockServicer
     server: ServerServicer
+    hooks: HookServicer
+    transactions: TransactionServicer
 
 
 def open_server(pipeline: Pipeline) -> aio.Server:
@@ -90,6 +96,8 @@ def register_api(server: aio.Server, health: Health, servicers: Servicers, *, wi
     namespaces_pb2_grpc.add_NamespaceServiceServicer_to_server(servicers.namespaces, server)
     clock_pb2_grpc.add_ClockServiceServicer_to_server(servicers.clock, server)
     server_pb2_grpc.add_ServerServiceServicer_to_server(servicers.server, server)
+    hooks_pb2_grpc.add_HookServiceServicer_to_server(servicers.hooks, server)
+    transactions_pb2_grpc.add_TransactionServiceServicer_to_server(servicers.transactions, server)
     for add, contract in CONTRACT_ONLY:
         add(contract(), server)
     if with_reflection:

@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
-from google.protobuf.message import Message
-
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceServicer
 from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, current, request_of
+from stepwell_server.api.calls import Context, current, item_of, request_of
 from stepwell_server.api.watches import WatchStream
 from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.pages import PageRequest
 from stepwell_server.domain.payloads import EMPTY_OBJECT
 from stepwell_server.domain.workflows import InstanceFilter, InstanceKey, NewEvent, NewInstance
-from stepwell_server.engine.intake import Item
 from stepwell_server.engine.run_calls import Stored
 from stepwell_server.engine.workflows import DEFAULT_WAIT, Workflows
 
@@ -46,13 +43,13 @@ class WorkflowServicer(WorkflowServiceServicer):
         same = pb.CreateInstancesItem(workflow=request.workflow, instance_id=request.instance_id, labels=request.labels)
         if request.HasField("params"):
             same.params.CopyFrom(request.params)
-        new = _new_instance(request.namespace, same)
+        new = new_instance(request.namespace, same)
         wait = convert.duration_from_pb(request.wait)
-        instance = await self._workflows.create(new, _item(request.request_id, same), wait)
+        instance = await self._workflows.create(new, item_of(same, request.request_id), wait)
         return pb.CreateInstanceResponse(instance=convert.instance_to_pb(instance))
 
     async def CreateInstances(self, request: pb.CreateInstancesRequest, context: Context) -> pb.CreateInstancesResponse:
-        items = [(_new_instance(request.namespace, one), _item(one.request_id, one)) for one in request.items]
+        items = [(new_instance(request.namespace, one), item_of(one)) for one in request.items]
         skip = request.on_existing == pb.ON_EXISTING_SKIP
         outcomes = await self._workflows.create_many(items, skip_existing=skip)
         return pb.CreateInstancesResponse(
@@ -98,17 +95,17 @@ class WorkflowServicer(WorkflowServiceServicer):
         same = pb.SendEventsItem(workflow=request.workflow, instance_id=request.instance_id, type=request.type)
         if request.HasField("payload"):
             same.payload.CopyFrom(request.payload)
-        stored = await self._workflows.send_event(_new_event(request.namespace, same), _item(request.request_id, same))
-        return _stored_to_pb(stored)
+        stored = await self._workflows.send_event(new_event(request.namespace, same), item_of(same, request.request_id))
+        return stored_to_pb(stored)
 
     async def SendEvents(self, request: pb.SendEventsRequest, context: Context) -> pb.SendEventsResponse:
-        items = [(_new_event(request.namespace, one), _item(one.request_id, one)) for one in request.items]
+        items = [(new_event(request.namespace, one), item_of(one)) for one in request.items]
         outcomes = await self._workflows.send_events(items)
         return pb.SendEventsResponse(
             results=[
                 pb.SendEventsResult(error=convert.item_error_to_pb(one))
                 if isinstance(one, StepwellError)
-                else pb.SendEventsResult(stored=_stored_to_pb(one))
+                else pb.SendEventsResult(stored=stored_to_pb(one))
                 for one in outcomes
             ]
         )
@@ -142,25 +139,17 @@ def _key(request: object) -> InstanceKey:
     return InstanceKey(convert.namespace_from_pb(request.namespace), request.workflow, request.instance_id)  # type: ignore[attr-defined]
 
 
-def _new_instance(namespace: str, item: pb.CreateInstancesItem) -> NewInstance:
+def new_instance(namespace: str, item: pb.CreateInstancesItem) -> NewInstance:
+    """An instance to create."""
     key = InstanceKey(convert.namespace_from_pb(namespace), item.workflow, item.instance_id)
     params = convert.payload_from_pb(item.params) if item.HasField("params") else EMPTY_OBJECT
     return NewInstance(key, params, dict(item.labels))
 
 
-def _new_event(namespace: str, item: pb.SendEventsItem) -> NewEvent:
+def new_event(namespace: str, item: pb.SendEventsItem) -> NewEvent:
+    """An event to store."""
     key = InstanceKey(convert.namespace_from_pb(namespace), item.workflow, item.instance_id)
     return NewEvent(key, item.type, convert.payload_from_pb(item.payload) if item.HasField("payload") else None)
-
-
-def _item(request_id: str, message: Message) -> Item:
-    """What tells a repetition: the item, whether it came alone or in a batch."""
-    if not request_id:
-        return Item("", b"")
-    body = type(message)()
-    body.CopyFrom(message)
-    body.ClearField("request_id")
-    return Item(request_id, body.SerializeToString(deterministic=True))
 
 
 def _filter(request: pb.ListInstancesRequest) -> InstanceFilter:
@@ -180,7 +169,8 @@ def _filter(request: pb.ListInstancesRequest) -> InstanceFilter:
     )
 
 
-def _stored_to_pb(stored: Stored) -> pb.SendEventResponse:
+def stored_to_pb(stored: Stored) -> pb.SendEventResponse:
+    """An event that is stored."""
     return pb.SendEventResponse(
         event=convert.event_to_pb(stored.event, payload=False), status=convert.STATUSES[stored.status]
     )

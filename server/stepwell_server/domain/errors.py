@@ -24,8 +24,12 @@
     │   ├── InvalidEventType
     │   ├── InvalidStepName
     │   ├── InvalidSessionId
+    │   ├── InvalidHookName
+    │   ├── InvalidHookId
     │   ├── DuplicateHandler
-    │   └── HelloRequired
+    │   ├── HelloRequired
+    │   ├── SsrfBlocked
+    │   └── InvalidWebhookUrl
     ├── IdempotencyKeyReused
     ├── DatabaseUnavailable           repeat the call
     ├── ShuttingDown                  repeat the call
@@ -47,6 +51,12 @@
     ├── PendingEventsLimit
     ├── StepTypeMismatch
     ├── MaxStepsExceeded
+    ├── HookNotFound
+    ├── HookIdAlreadyExists
+    ├── HookCompleted
+    ├── HookEnded
+    ├── HookTargetNotFound
+    ├── ProcessDisabled
     ├── LeaseLost                     drop the task
     │   └── RunSuperseded
     ├── HelloTimeout
@@ -55,7 +65,8 @@
     ├── FrameRate
     ├── SlowConsumer
     ├── SessionHasStream
-    └── SessionNotRegistered
+    ├── SessionNotRegistered
+    └── WebhooksDisabled
 
 The metadata of an error holds every value that its message mentions, so that a client never parses a sentence.
 """
@@ -268,6 +279,38 @@ class MaxStepsExceeded(StepwellError):
     reason = "MAX_STEPS_EXCEEDED"
 
 
+class InvalidHookName(InvalidRequest):
+    reason = "INVALID_HOOK_NAME"
+
+
+class InvalidHookId(InvalidRequest):
+    reason = "INVALID_HOOK_ID"
+
+
+class HookNotFound(StepwellError):
+    reason = "HOOK_NOT_FOUND"
+
+
+class HookIdAlreadyExists(StepwellError):
+    reason = "HOOK_ID_ALREADY_EXISTS"
+
+
+class HookCompleted(StepwellError):
+    reason = "HOOK_COMPLETED"
+
+
+class HookEnded(StepwellError):
+    reason = "HOOK_ENDED"
+
+
+class HookTargetNotFound(StepwellError):
+    reason = "HOOK_TARGET_NOT_FOUND"
+
+
+class ProcessDisabled(StepwellError):
+    reason = "PROCESS_DISABLED"
+
+
 class LeaseLost(StepwellError):
     """The caller no longer holds the task: it must drop it."""
 
@@ -306,3 +349,17 @@ class SessionHasStream(StepwellError):
 
 class SessionNotRegistered(StepwellError):
     reason = "SESSION_NOT_REGISTERED"
+
+
+class SsrfBlocked(InvalidRequest):
+    """The webhook is not out on the public internet, so this server does not talk to it."""
+
+    reason = "SSRF_BLOCKED"
+
+
+class InvalidWebhookUrl(InvalidRequest):
+    reason = "INVALID_WEBHOOK_URL"
+
+
+class WebhooksDisabled(StepwellError):
+    reason = "WEBHOOKS_DISABLED"

@@ -89,6 +89,8 @@ class Suspend:
     cached: bool = False
     known_revision: int = 0
     """Newest revision that the worker has heard of. 0: not said."""
+    yields: bool = False
+    """It could go on, but has used the steps that it was given."""
 
     def has_missed(self, resolved_revision: int) -> bool:
         """Whether something was resolved that the worker has not heard of."""
@@ -104,13 +106,22 @@ class Finish:
 
 
 @dataclass(frozen=True, slots=True)
+class Outcome:
+    """The handler of a job has ended: it returned, or it failed."""
+
+    failure: Failure | None = None
+    retry_after: Micros = 0
+    """Whoever was called asked not to be called again before this long."""
+
+
+@dataclass(frozen=True, slots=True)
 class Rejected:
     """A frame that could not be read: its number is used up, and its sender learns why."""
 
     refusal: StepwellError
 
 
-Body: TypeAlias = BeginSteps | StepDone | StepFailed | Wait | Suspend | Finish | Rejected
+Body: TypeAlias = BeginSteps | StepDone | StepFailed | Wait | Suspend | Finish | Outcome | Rejected
 
 
 @dataclass(frozen=True, slots=True)

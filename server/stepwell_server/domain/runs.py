@@ -7,7 +7,7 @@ number of calls, and written once. Nothing here reads a clock or a database.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 
@@ -24,6 +24,7 @@ from stepwell_server.domain.frames import (
     Frame,
     FrameAnswer,
     Opening,
+    Outcome,
     Rejected,
     StepDone,
     StepFailed,
@@ -35,7 +36,7 @@ from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.namespaces import NamespaceLimits
 from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.retry import Backoff, RetryPolicy, StepPolicy
-from stepwell_server.domain.tasks import Reason, Stop, Task, TaskStatus, Verdict
+from stepwell_server.domain.tasks import Handler, Reason, Stop, Task, TaskStatus, Verdict
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import PRIORITY, Event, Failure, Step, StepStatus, StepType
 
@@ -56,6 +57,8 @@ class RunRules:
     timeout_margin: Micros = TIMEOUT_MARGIN
     namespaces: Mapping[str, NamespaceLimits] = field(default_factory=dict)
     """Lower limits of namespaces, as far as they are known."""
+    registered: Set[Handler] = frozenset()
+    """Handlers that somebody hosts or that have a target, as far as is known."""
 
     def steps_per_run(self, namespace: str) -> int:
         """Most steps of a run there."""
@@ -106,6 +109,7 @@ class Run:
     ending: Ending | None = None
     has_parked: bool = False
     """A frame of its worker has parked it, in this very transaction."""
+    is_taken = False
 
     # ---- what the worker reports
 
@@ -154,6 +158,8 @@ class Run:
                 self._suspend(suspend, session_id)
             case Finish() as finish:
                 self._finish(finish)
+            case Outcome():
+                raise InvalidField("a run is reported on step by step", field="body")
             case Rejected() as rejected:
                 raise rejected.refusal
         if self.task.stop is Stop.PAUSE and not open_steps and self.ending is None:
@@ -239,7 +245,7 @@ class Run:
         """Give the run up until its next time, unless something is over already, or it is to pause."""
         if self.task.stop is Stop.PAUSE or self.overdue() or suspend.has_missed(self.task.resolved_revision):
             return
-        due = self.next_due()
+        due = self.now if suspend.yields else self.next_due()
         if due is None:
             raise InvalidField("nothing of the run waits, so nothing would wake it", field="suspend")
         reason = Reason.RETRY if self._is_retry(due) else Reason.WAKE

@@ -29,6 +29,7 @@ class TaskKind(StrEnum):
     """What a task advances. Kinds are added with the primitives they belong to."""
 
     WORKFLOW = "workflow"
+    HOOK = "hook"
     INTERNAL = "internal"
 
 
@@ -164,7 +165,12 @@ class Task(NamedTuple):
     def given_back(self) -> Task:
         """Pending again as it was before its claim, or parked if it was to pause: then nobody is left to wait for."""
         free = self._replace(
-            status=TaskStatus.PENDING, owner=None, locked_until=None, acked=False, revision=self.revision + 1
+            status=TaskStatus.PENDING,
+            owner=None,
+            locked_until=None,
+            acked=False,
+            revision=self.revision + 1,
+            open_steps=self.open_steps if self.acked else "",  # nobody can have begun what never arrived
         )
         return free.parked() if self.stop is Stop.PAUSE else free
 

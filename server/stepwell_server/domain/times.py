@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
 Micros: TypeAlias = int
@@ -14,6 +14,11 @@ DAY: Micros = 24 * HOUR
 
 LATEST: Micros = 253_402_300_800 * SECOND - 1  # the last microsecond of the year 9999
 """No instant is later than this: what protobuf's Timestamp and people's calendars can hold."""
+
+
+def to_rfc3339(instant: Micros) -> str:
+    """The instant as text, with all its digits."""
+    return (datetime.fromtimestamp(0, UTC) + timedelta(microseconds=instant)).isoformat().replace("+00:00", "Z")
 
 
 def to_micros(duration: timedelta) -> Micros:

@@ -6,11 +6,13 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from stepwell_server.domain.hooks import Hook
 from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.runs import RunRules, load_open
 from stepwell_server.domain.tasks import Handler, Reason, Task, TaskKind
 from stepwell_server.domain.times import Micros
 from stepwell_server.domain.workflows import Step
+from stepwell_server.engine import jobs
 from stepwell_server.engine.runs import Reads, RunBook, ref
 from stepwell_server.storage import dialect, handlers, workflows
 from stepwell_server.storage import tasks as store
@@ -41,6 +43,10 @@ class Handed:
     """Revision of the run that the worker is believed to have in memory. 0: none."""
     is_fresh: bool = False
     """The run has no steps yet."""
+    hook: Hook | None = None
+    """The hook, if it is one."""
+    max_steps: int = 0
+    """How many steps the run may make before it is given back. 0: as many as it likes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +93,36 @@ def _assign(due: Sequence[Task], seats: Sequence[Seat]) -> list[tuple[Task, Owne
 
 
 def _hand_out(tx: Tx, assigned: Sequence[tuple[Task, Owner]], rules: RunRules, at: Stamp) -> tuple[Handed, ...]:
-    tasks = {task.id: task for task, _ in assigned}
+    fences = dialect.draw_numbers(tx, len(assigned))
+    leased = [(task, owner, fence) for (task, owner), fence in zip(assigned, fences, strict=True)]
+    runs = [one for one in leased if _is_run(one[0])]
+    hooks = [one for one in leased if not _is_run(one[0])]
+    handed = _hand_out_runs(tx, runs, rules, at) if runs else []
+    if hooks:
+        handed += [Handed(task, hook=hook) for task, hook in jobs.claim(tx, hooks, rules, at)]
+    return tuple(handed)
+
+
+def _hand_out_runs(tx: Tx, leased: Sequence[tuple[Task, Owner, int]], rules: RunRules, at: Stamp) -> list[Handed]:
+    tasks = {task.id: task for task, _, _ in leased}
     book = RunBook(rules)
     book.read(tx, _reads(tasks.values()), tasks, at)
-    fences = dialect.draw_numbers(tx, len(assigned))
     handed = []
-    for (task, owner), fence in zip(assigned, fences, strict=True):
+    for task, owner, fence in leased:
         run = book.open(task)
         resolved = run.claim(owner, fence)
         known, run.task = run.task.cached_revision, run.task._replace(cached_revision=0)
         handed.append(Handed(run.task, None, tuple(resolved), known, _is_fresh(task)))
     store.save(tx, [one.task for one in handed])
     book.write_steps(tx)
-    started = workflows.start(tx, [task_id for task_id, task in tasks.items() if _is_run(task)], at.now)
-    return tuple(replace(one, started=started.get(one.task.id)) for one in handed)
+    started = workflows.start(tx, tasks, at.now)
+    return [replace(one, started=started.get(one.task.id)) for one in handed]
 
 
 def _reads(tasks: Iterable[Task]) -> Reads:
     reads = Reads()
     for task in tasks:
-        if _is_run(task) and not _is_fresh(task):
+        if not _is_fresh(task):
             reads.runs.add(ref(task))
             reads.names.update((ref(task), one.name) for one in load_open(task.open_steps))
     return reads

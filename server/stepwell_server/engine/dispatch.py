@@ -16,7 +16,7 @@ import structlog
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.frames import RunNews
 from stepwell_server.domain.leases import Held, Owner
-from stepwell_server.domain.tasks import Handler, Task
+from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import Step
 from stepwell_server.engine.claims import Claimed, Handed, Seat
@@ -28,7 +28,6 @@ from stepwell_server.engine.wakes import WakeBus
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage.database import TxOptions
 from stepwell_server.storage.tasks import STICKY
-from stepwell_server.storage.workflows import Started
 
 SHORTEST_PAUSE = 0.025
 """Seconds after a claim that got nothing although something was due; doubled each time, until something changes."""
@@ -47,11 +46,6 @@ class Delivery:
 
     handed: Handed
     steps: tuple[Step, ...]
-
-    @classmethod
-    def of(cls, task: Task, started: Started | None, steps: tuple[Step, ...]) -> Delivery:
-        """A task that is held already, with all its steps."""
-        return cls(Handed(task, started), steps)
 
     @property
     def held(self) -> Held:
@@ -325,4 +319,4 @@ class Dispatcher:
 
 
 def _needs_state(handed: Handed) -> bool:
-    return not handed.is_fresh and not handed.known_revision
+    return handed.hook is None and not handed.is_fresh and not handed.known_revision

@@ -7,12 +7,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.runs import RunRules
+from stepwell_server.domain.jobs import Job
+from stepwell_server.domain.runs import Run, RunRules
 from stepwell_server.domain.tasks import Handler, NewTask, Stop, Task, TaskKind, TaskStatus
 from stepwell_server.domain.times import Micros
 from stepwell_server.engine.claims import Claimed, Seat, claim
+from stepwell_server.engine.jobs import JobBook
 from stepwell_server.engine.runs import Reads, RunBook, changed_statuses
-from stepwell_server.storage import handlers
+from stepwell_server.storage import handlers, hooks
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.handlers import HandlerWake
@@ -87,6 +89,7 @@ class Group:
     elsewhere: frozenset[int | TaskKey]
     """Tasks that exist and that somebody else has locked."""
     runs: RunBook
+    jobs: JobBook
     by_key: dict[TaskKey, int] = field(default_factory=dict)
     changed: dict[int, Task] = field(default_factory=dict)
     removed: set[int] = field(default_factory=set)
@@ -104,6 +107,10 @@ class Group:
         """The task of a key that was locked, as the calls before this one left it. None: there is none."""
         task_id = self.by_key.get(key)
         return None if task_id is None else self.task(task_id)
+
+    def open(self, task: Task) -> Run | Job:
+        """What a locked task advances, as the calls before this one left it."""
+        return self.runs.open(task) if task.handler.kind is TaskKind.WORKFLOW else self.jobs.open(task)
 
     def put(self, task: Task) -> None:
         """Change a task."""
@@ -176,11 +183,13 @@ def _open(tx: Tx, calls: Sequence[HotCall], rules: RunRules, *, waiting: bool) -
         missing, unseen = ids - locked.keys(), keys - by_key.keys()
         elsewhere |= store.existing(tx, missing) if missing else set()
         elsewhere |= store.existing_keys(tx, unseen) if unseen else set()
+    at = store.stamp(tx)
     return Group(
-        store.stamp(tx),
+        at,
         locked,
         frozenset(elsewhere),
         RunBook(rules),
+        JobBook(rules, at),
         {key: task.id for key, task in by_key.items()},
     )
 
@@ -191,6 +200,8 @@ def _read(tx: Tx, group: Group, calls: Sequence[HotCall]) -> None:
         if not _is_stuck(call, group):
             call.note_reads(reads, group)
     group.runs.read(tx, reads, group.locked, group.at)
+    if reads.fates:
+        group.jobs.ended_fences |= hooks.ended_fences(tx, reads.fates)
 
 
 def _decide(group: Group, calls: Sequence[HotCall]) -> list[Any]:
@@ -217,6 +228,7 @@ def _is_stuck(call: HotCall, group: Group) -> bool:
 
 def _write(tx: Tx, group: Group) -> None:
     group.runs.write(tx, group)
+    group.jobs.write(tx, group)
     if group.changed:
         store.save(tx, group.changed.values())
     if group.removed:

@@ -11,10 +11,10 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from stepwell_server.domain.errors import BatchTooLarge, StepwellError
+from stepwell_server.domain.hooks import NewHook
 from stepwell_server.domain.names import check_request_id
 from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.tasks import Task
-from stepwell_server.domain.workflows import Instance, InstanceStatus, NewEvent, NewInstance, status_of
+from stepwell_server.domain.workflows import Instance, NewEvent, NewInstance
 from stepwell_server.engine.claims import Handed
 from stepwell_server.engine.groups import HotCall
 from stepwell_server.engine.run_calls import Created, CreateRun, SendEvent, Stored
@@ -22,7 +22,7 @@ from stepwell_server.engine.runs import NewRun
 from stepwell_server.engine.spine import Spine
 from stepwell_server.storage.workflows import Started
 
-New = TypeVar("New", NewInstance, NewEvent)
+New = TypeVar("New", NewInstance, NewEvent, NewHook)
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,10 @@ class Item:
         return hashlib.sha256(self.body).hexdigest() if self.request_id else None
 
 
+NO_ITEM = Item("", b"")
+"""Not recognised by itself: it is part of something that is."""
+
+
 @dataclass(frozen=True, slots=True)
 class Intake:
     """Takes in batches of any size up to the limit; one caller is a batch of one."""
@@ -44,64 +48,70 @@ class Intake:
     spine: Spine
 
     async def create(self, items: Sequence[tuple[NewInstance, Item]]) -> list[Instance | StepwellError]:
-        """Store new instances, each decided by itself."""
-        self._check_batch(len(items))
-        checked = [await self._checked(new, item, self._check_instance) for new, item in items]
-        answers = await self._commit([self._creation(one) for one in checked])
-        return [_instance(one, answer) for one, answer in zip(checked, answers, strict=True)]
+        """Store new instances, each decided by itself. Where a worker is free, they are handed out at birth."""
+        answers = await self.take(items, self.check_instance, self._creation)
+        return [one.as_instance() if isinstance(one, Created) else one for one in answers]
 
     async def send(self, items: Sequence[tuple[NewEvent, Item]]) -> list[Stored | StepwellError]:
         """Store events, each decided by itself; those to one instance in this order."""
-        self._check_batch(len(items))
-        checked = [await self._checked(new, item, self._check_event) for new, item in items]
-        calls = [
-            one if isinstance(one, StepwellError) else SendEvent(one[0], one[1].request_id or None, one[1].hash())
-            for one in checked
-        ]
-        return await self._commit(calls)
+        return await self.take(items, self.check_event, event_call)
+
+    async def take(
+        self,
+        items: Sequence[tuple[New | StepwellError, Item]],
+        check: Callable[[New], Awaitable[New]],
+        call: Callable[[New, Item], HotCall],
+    ) -> list[Any]:
+        """Commit what each item asks for, in their order. One that is refused, whenever, is refused alone."""
+        self.check_batch(len(items))
+        checked = [await self._checked(new, item, check) for new, item in items]
+        return await self._commit([one if isinstance(one, StepwellError) else call(*one) for one in checked])
 
     # ---- checks
 
-    def _check_batch(self, count: int) -> None:
+    def check_batch(self, count: int) -> None:
+        """Refuse more items than a batch may have."""
         limit = self.spine.registry.limits.batch_items
         if count > limit:
             raise BatchTooLarge(f"a batch has at most {limit} items", field="items", limit=limit)
 
     async def _checked(
-        self, new: New, item: Item, check: Callable[[New], Awaitable[New]]
+        self, new: New | StepwellError, item: Item, check: Callable[[New], Awaitable[New]]
     ) -> tuple[New, Item] | StepwellError:
         """The item, or why it is refused."""
+        if isinstance(new, StepwellError):
+            return new
         try:
             check_request_id(item.request_id)
             return await check(new), item
         except StepwellError as refusal:
             return refusal
 
-    async def _check_instance(self, new: NewInstance) -> NewInstance:
+    async def check_instance(self, new: NewInstance) -> NewInstance:
+        """The instance with an id, or why it is refused."""
         if not new.key.instance_id:
             new = replace(new, key=replace(new.key, instance_id=uuid4().hex))
         new.check()
         await self.spine.registry.require(new.key.handler)
-        await self._check_payload(new.key.namespace, "params", new.params)
+        await self.check_payload(new.key.namespace, "params", new.params)
         return new
 
-    async def _check_event(self, new: NewEvent) -> NewEvent:
+    async def check_event(self, new: NewEvent) -> NewEvent:
+        """The event, or why it is refused."""
         new.check()
         await self.spine.registry.require(new.key.handler)
         if new.payload is not None:
-            await self._check_payload(new.key.namespace, "payload", new.payload)
+            await self.check_payload(new.key.namespace, "payload", new.payload)
         return new
 
-    async def _check_payload(self, namespace: str, field: str, payload: Payload) -> None:
+    async def check_payload(self, namespace: str, field: str, payload: Payload) -> None:
+        """Refuse what the namespace does not take; also a namespace that does not exist."""
         limits = await self.spine.registry.limits_of(namespace)
         payload.check(field, most_bytes=limits.max_payload_bytes, deepest=self.spine.registry.limits.payload_depth)
 
     # ---- commits
 
-    def _creation(self, checked: tuple[NewInstance, Item] | StepwellError) -> CreateRun | StepwellError:
-        if isinstance(checked, StepwellError):
-            return checked
-        new, item = checked
+    def _creation(self, new: NewInstance, item: Item) -> CreateRun:
         seat = self.spine.dispatcher.reserve(new.key.handler)
         return CreateRun(NewRun(new, item.request_id or None, item.hash(), seat))
 
@@ -132,6 +142,11 @@ class Intake:
         self.spine.dispatcher.born(run.new.key.handler, run.seat, handed)
 
 
+def event_call(new: NewEvent, item: Item) -> SendEvent:
+    """The call that stores an event."""
+    return SendEvent(new, item.request_id or None, item.hash())
+
+
 def _outcome(answer: asyncio.Future[Any] | StepwellError) -> Any:
     """An answer or a refusal; what is neither is a bug and goes on."""
     if isinstance(answer, StepwellError):
@@ -140,32 +155,3 @@ def _outcome(answer: asyncio.Future[Any] | StepwellError) -> Any:
     if error is not None and not isinstance(error, StepwellError):
         raise error
     return error or answer.result()
-
-
-def _instance(
-    checked: tuple[NewInstance, Item] | StepwellError, answer: Created | StepwellError
-) -> Instance | StepwellError:
-    if isinstance(answer, StepwellError):
-        return answer
-    assert not isinstance(checked, StepwellError)
-    return answer.instance or _newborn(checked[0], answer.task)
-
-
-def _newborn(new: NewInstance, task: Task | None) -> Instance:
-    assert task is not None
-    status = status_of(task)
-    return Instance(
-        id=task.id,
-        key=new.key,
-        run_number=0,
-        status=status,
-        params=new.params,
-        output=None,
-        failure=None,
-        labels=new.labels,
-        created_at=task.run_at,
-        updated_at=task.run_at,
-        started_at=task.run_at if status is InstanceStatus.RUNNING else None,
-        ended_at=None,
-        revision=task.revision,
-    )

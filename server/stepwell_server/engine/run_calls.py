@@ -15,10 +15,19 @@ from stepwell_server.domain.errors import (
     StepwellError,
 )
 from stepwell_server.domain.frames import Frame, FrameAnswer, RunNews, Suspend, Wait
+from stepwell_server.domain.jobs import Job
 from stepwell_server.domain.leases import Held
 from stepwell_server.domain.runs import Run, load_open
-from stepwell_server.domain.tasks import Stop, Task, Verdict, judge
-from stepwell_server.domain.workflows import Event, Instance, InstanceStatus, NewEvent, status_of, terminal
+from stepwell_server.domain.tasks import Stop, Task, TaskKind, Verdict, judge
+from stepwell_server.domain.workflows import (
+    Event,
+    Instance,
+    InstanceStatus,
+    NewEvent,
+    NewInstance,
+    status_of,
+    terminal,
+)
 from stepwell_server.engine.groups import Group, HotCall, Later
 from stepwell_server.engine.runs import NewRun, Reads, ref
 from stepwell_server.storage.database import LostRace
@@ -31,11 +40,34 @@ from stepwell_server.storage.workflows import Fate
 class Created:
     """An instance that a create made, or that it had made when it was first sent."""
 
+    new: NewInstance
     instance: Instance | None
     """As it was found. None: it is new, and `task` is its task."""
     task: Task | None
     is_new: bool = False
     """This very call has made it."""
+
+    def as_instance(self) -> Instance:
+        """The instance, as it was found or as it was just stored."""
+        if self.instance is not None:
+            return self.instance
+        assert self.task is not None
+        status, born_at = status_of(self.task), self.task.run_at
+        return Instance(
+            id=self.task.id,
+            key=self.new.key,
+            run_number=0,
+            status=status,
+            params=self.new.params,
+            output=None,
+            failure=None,
+            labels=self.new.labels,
+            created_at=born_at,
+            updated_at=born_at,
+            started_at=born_at if status is InstanceStatus.RUNNING else None,
+            ended_at=None,
+            revision=self.task.revision,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +99,7 @@ class CreateRun(HotCall):
         key, book = self._key, group.runs
         if key in group.inserted:
             if book.births[key] is self.run:
-                return Created(None, group.inserted[key], is_new=True)
+                return Created(self.run.new, None, group.inserted[key], is_new=True)
             first = book.births[key]
             return self._repeated(None, group.inserted[key], first.request_id, first.request_hash)
         request = (self.run.new.key.namespace, self.run.request_id)
@@ -89,7 +121,7 @@ class CreateRun(HotCall):
             )
         if self.run.request_hash != request_hash:
             return IdempotencyKeyReused("this request_id was used for another request", request_id=request_id)
-        return Created(instance, task)
+        return Created(self.run.new, instance, task)
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,6 +239,8 @@ class ReportFrames(HotCall):
         if task is None or task.fence != self.held.fence:
             reads.fates.add(self.held.task_id)
             return
+        if task.handler.kind is not TaskKind.WORKFLOW:
+            return
         run = ref(task)
         reads.runs.add(run)
         if self._tells_all(task):
@@ -224,7 +258,7 @@ class ReportFrames(HotCall):
         task = group.task(self.held.task_id)
         if task is None or task.fence != self.held.fence:
             return self._lost(group)
-        run = group.runs.open(task)
+        run = group.open(task)
         answers: list[FrameAnswer] = []
         lost = not self.frames and not self._is_mine(run.task)
         for frame in self.frames:
@@ -238,6 +272,7 @@ class ReportFrames(HotCall):
             group.remove(run.task)
         elif run.task != task:
             group.put(run.task)
+        lost = lost or run.is_taken
         stale = LeaseLost("the task is no longer held", task_id=task.id) if lost else None
         return replace(news, stale=stale)
 
@@ -248,7 +283,7 @@ class ReportFrames(HotCall):
             for frame in self.frames
         )
 
-    def _answer(self, run: Run, frame: Frame) -> FrameAnswer | None:
+    def _answer(self, run: Run | Job, frame: Frame) -> FrameAnswer | None:
         """None: the lease is lost."""
         if frame.number <= run.task.frame_number:
             return run.repeat(frame)
@@ -266,7 +301,7 @@ class ReportFrames(HotCall):
         mine = task.owner is not None and task.owner.session_id == self.session_id
         return mine and judge(task, self.held) is Verdict.ACCEPTED
 
-    def _news(self, run: Run, answers: tuple[FrameAnswer, ...], *, again: bool) -> RunNews:
+    def _news(self, run: Run | Job, answers: tuple[FrameAnswer, ...], *, again: bool) -> RunNews:
         if run.ending is not None or not self._is_mine(run.task):
             return RunNews(answers, revision=run.task.revision)
         expired = run.expire()
@@ -277,7 +312,8 @@ class ReportFrames(HotCall):
     def _lost(self, group: Group) -> RunNews:
         """The lease is gone: by this worker's own finish, which is then acknowledged again, or by somebody else."""
         fate = group.runs.fate(self.held.task_id)
-        if fate is not None and fate.ended_fence == self.held.fence:
+        ended_fence = group.jobs.ended_fence(self.held.task_id) if fate is None else fate.ended_fence
+        if ended_fence == self.held.fence:
             ended = tuple(FrameAnswer(frame.number, Verdict.REPEATED, released=True) for frame in self.frames)
             return RunNews(ended)
         return RunNews(stale=_why_lost(fate, self.held))

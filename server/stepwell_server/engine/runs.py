@@ -75,6 +75,8 @@ class RunBook:
     without_task: dict[InstanceKey, Instance] = field(default_factory=dict)
     """Instances whose task was looked for in vain."""
     births: dict[TaskKey, NewRun] = field(default_factory=dict)
+    born: list[InstanceKey] = field(default_factory=list)
+    """Those of them that were not there yet."""
     found_by_key: dict[InstanceKey, Found] = field(default_factory=dict)
     found_by_request: dict[tuple[str, str | None], Found] = field(default_factory=dict)
     ended: dict[int, Any] = field(default_factory=dict)
@@ -180,6 +182,7 @@ class RunBook:
         births = [_birth(number, one, self.at) for number, one in named]
         tasks = {number: self._task_of(number, one, fences) for number, one in named}
         stored = workflows.insert(tx, births)
+        self.born = [one.new.key for one in births if one.id in stored]
         for number in stored:
             group.schedule(tasks[number])
         if len(stored) < len(births):

@@ -66,6 +66,8 @@ class WakeBus:
         self.time = time
         self.number = 0
         """Grows with every change that this replica has seen."""
+        self.registered: set[Handler] = set()
+        """Handlers that somebody hosts or that have a target, as far as is known."""
         self._wakes: dict[Handler, HandlerWake] = {}
         self._noted: set[Handler] = set()
         self._all_noted = False
@@ -96,6 +98,10 @@ class WakeBus:
         if asked is None:
             self._wakes.clear()
         for one in found:
+            if one.is_registered:
+                self.registered.add(one.handler)
+            else:
+                self.registered.discard(one.handler)
             newer = before.get(one.handler) if one.handler in self._noted else None
             self._wakes[one.handler] = one if newer is None else _sooner(one, newer.due_at)
         if moved or self._wakes != before:

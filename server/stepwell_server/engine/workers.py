@@ -24,13 +24,14 @@ from stepwell_server.domain.errors import (
     Superseded,
 )
 from stepwell_server.domain.frames import Frame, RunNews
+from stepwell_server.domain.hooks import check_hook_name
 from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.names import is_name
 from stepwell_server.domain.pages import Page, PageRequest
-from stepwell_server.domain.tasks import Handler, Registration, Task
+from stepwell_server.domain.tasks import Handler, Registration, Task, TaskKind
 from stepwell_server.domain.times import SECOND, Micros
-from stepwell_server.engine.claims import Claimed, Seat
+from stepwell_server.engine.claims import Claimed, Handed, Seat
 from stepwell_server.engine.connections import Connection
 from stepwell_server.engine.dispatch import LONGEST_PAUSE, SHORTEST_PAUSE, Delivery, Place
 from stepwell_server.engine.groups import committed_by
@@ -39,7 +40,7 @@ from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.runs import changed_statuses, ref
 from stepwell_server.engine.spine import Spine
 from stepwell_server.engine.tasks import Answer, Claim, Renew
-from stepwell_server.storage import handlers, namespaces, requests, sessions, workflows
+from stepwell_server.storage import handlers, hooks, namespaces, requests, sessions, workflows
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import READ, Tx, TxOptions
@@ -122,9 +123,11 @@ class Workers:
         hello.check()
         session = self._session_of(hello, self._replica_id)
         connection_number, kept, returned, at = await self._spine.db.run_tx(lambda tx: self._meet(tx, session, hello))
-        self._spine.announce(committed_by([*kept, *returned], [], at))
+        committed = committed_by([*kept, *returned], [], at)
+        hosted = frozenset(one.handler for one in hello.hosted)
+        self._spine.announce(replace(committed, touched=committed.touched | hosted))
         owner = Owner(hello.session_id, connection_number)
-        connection = self._open(owner, frozenset(one.handler for one in hello.hosted))
+        connection = self._open(owner, hosted)
         still_held = [Held(task.id, task.fence) for task in kept]
         for held in still_held:
             self._spine.dispatcher.hold(connection.place, held)
@@ -324,9 +327,13 @@ class Workers:
             return []
 
         def work(tx: Tx) -> list[Delivery]:
+            ids = [task.id for task in tasks]
             steps = run_store.all_steps(tx, [ref(task) for task in tasks])
-            known = workflows.known(tx, [task.id for task in tasks])
-            return [Delivery.of(task, known.get(task.id), tuple(steps[ref(task)])) for task in tasks]
+            known, found = workflows.known(tx, ids), hooks.get_many(tx, ids)
+            return [
+                Delivery(Handed(task, known.get(task.id), hook=found.get(task.id)), tuple(steps[ref(task)]))
+                for task in tasks
+            ]
 
         return await self._spine.db.run_tx(work, READ)
 
@@ -358,7 +365,9 @@ def check_session_id(session_id: str) -> None:
 
 
 def _check_registration(one: Registration) -> None:
-    if not is_name(one.handler.name):
+    if one.handler.kind is TaskKind.HOOK:
+        check_hook_name(one.handler.name)
+    elif not is_name(one.handler.name):
         raise InvalidWorkflowName(
             'a workflow is named by 1 to 64 letters, digits, "-" or "_", not beginning with "-"', field="name"
         )

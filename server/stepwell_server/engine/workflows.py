@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from stepwell_server.domain.engine_events import EngineEvent, EngineEventName, created, ended, enqueued
 from stepwell_server.domain.errors import (
     DurationOutOfRange,
     InstanceIdAlreadyExists,
@@ -33,6 +34,7 @@ from stepwell_server.domain.workflows import (
     status_of,
     terminal,
 )
+from stepwell_server.engine import jobs
 from stepwell_server.engine.groups import Committed, committed_by
 from stepwell_server.engine.intake import Intake, Item
 from stepwell_server.engine.requests import Request
@@ -118,20 +120,21 @@ class Workflows:
 
     async def terminate(self, key: InstanceKey, request: Request) -> Instance:
         """End an instance for good. What its worker still reports is not stored."""
-        ended: list[Task] = []
+        gone: list[Task] = []
+        hooks: list[Task] = []
 
         def work(tx: Tx) -> Instance:
-            ended.clear()
             instance, task = _locked(tx, key)
             if task is None:
                 raise terminal(key, instance.status)
             at = task_store.stamp(tx)
             task_store.remove(tx, [task.id])
             store.end(tx, [End(task.id, InstanceStatus.TERMINATED, at.now, task.revision + 1)])
-            ended.append(task)
+            gone[:] = [task]
+            hooks[:] = self._tell(tx, ended(task, EngineEventName.TERMINATED, at.now), at)
             return _read(tx, key)
 
-        return await self._once(key, request, work, lambda at: committed_by([], ended, at, [one.id for one in ended]))
+        return await self._once(key, request, work, lambda at: committed_by(hooks, gone, at, [one.id for one in gone]))
 
     async def restart(self, key: InstanceKey, from_step: str, request: Request) -> Instance:
         """Begin a new run from any status, keeping what the present one completed before a step, if one is named."""
@@ -145,6 +148,7 @@ class Workflows:
             (fence,) = dialect.draw_numbers(tx, 1)
             store.restart(tx, instance, at.now, fence)
             written.append(_requeue(tx, instance, task, fence, kept, at))
+            written.extend(self._tell(tx, created(key, at.now, instance.run_number + 1), at))
             if kept:
                 run = RunRef(instance.id, instance.run_number + 1)
                 run_store.save_steps(tx, [(run, step) for step in kept])
@@ -274,12 +278,18 @@ class Workflows:
             instance, task = _locked(tx, key)
             changed = change(tx, instance, task)
             if task is not None and changed is not None and changed != task:
+                at = task_store.stamp(tx)
                 task_store.save(tx, [changed])
-                store.copy_status(tx, {changed.id: status_of(changed)}, task_store.stamp(tx).now)
+                store.copy_status(tx, {changed.id: status_of(changed)}, at.now)
                 written.append(changed)
+                written.extend(self._tell(tx, enqueued(task, changed, at.now), at))
             return _read(tx, key)
 
         return await self._once(key, request, work, lambda at: _news(written, at))
+
+    def _tell(self, tx: Tx, event: EngineEvent | None, at: Stamp) -> Sequence[Task]:
+        """Store a hook that tells the event, if somebody wants to know. Returns its task."""
+        return [] if event is None else jobs.tell(tx, [event], self.spine.committer.rules, at)
 
     async def _once(
         self, key: InstanceKey, request: Request, work: Callable[[Tx], Instance], news: Callable[[Stamp], Any]

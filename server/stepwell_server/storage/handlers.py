@@ -16,7 +16,7 @@ from stepwell_server.storage import dialect
 from stepwell_server.storage.clock import db_now
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.paging import Position, beyond
-from stepwell_server.storage.schema import handlers, tasks
+from stepwell_server.storage.schema import handlers, hook_targets, tasks
 
 COLUMNS: dict[str, TypeEngine[Any]] = {"namespace": Text(), "kind": Text(), "name": Text()}
 
@@ -30,6 +30,8 @@ class HandlerWake:
     """By db_now(): when the first pending task is due."""
     lapses_at: Micros | None
     """By lease_now(): when the first lease ends."""
+    is_registered: bool = True
+    """A worker said once that it hosts it, or it has a target."""
 
 
 def note(tx: Tx, used: Iterable[Handler]) -> None:
@@ -154,6 +156,7 @@ def _next_wakes_sql(product: str, of_all: bool) -> Select[Any]:
         _first_of(handlers, tasks.c.run_at, TaskStatus.PENDING).label("pending"),
         _first_of(handlers, tasks.c.locked_until, TaskStatus.PROCESSING).label("lapses"),
         case((handlers.c.concurrency.is_not(None), _held_of(handlers)), else_=0).label("held"),
+        (handlers.c.registered_at.is_not(None) | _has_target(handlers)).label("is_registered"),
     )
     if of_all:
         return statement
@@ -164,13 +167,19 @@ def _next_wakes_sql(product: str, of_all: bool) -> Select[Any]:
 def _wake(row: Row[Any]) -> HandlerWake:
     saturated = row.concurrency is not None and row.held >= row.concurrency
     due_at = None if row.is_paused or saturated else row.pending
-    return HandlerWake(from_row(row), due_at, None if row.is_paused else row.lapses)
+    lapses_at = None if row.is_paused else row.lapses
+    return HandlerWake(from_row(row), due_at, lapses_at, bool(row.is_registered))
 
 
 def _first_of(of: FromClause, moment: Any, status: TaskStatus) -> Any:
     """The earliest such moment among the tasks of a handler in that status."""
     mine = and_(same_handler(tasks.c, of.c), tasks.c.status == in_status(status))
     return select(func.min(moment)).where(mine).correlate(of).scalar_subquery()
+
+
+def _has_target(of: FromClause) -> Any:
+    mine = and_(hook_targets.c.namespace == of.c.namespace, hook_targets.c.name == of.c.name)
+    return (of.c.kind == TaskKind.HOOK) & select(hook_targets.c.name).where(mine).correlate(of).exists()
 
 
 def _held_of(of: FromClause) -> Any:

@@ -176,6 +176,15 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Name of the failure of a hook that nobody ever registered a handler or target for. Never the reason of a call."""
     ERROR_REASON_HOOK_TARGET_NOT_FOUND: _ErrorReason.ValueType  # 137
     """NOT_FOUND: no target of that name. Metadata: "name"."""
+    ERROR_REASON_SSRF_BLOCKED: _ErrorReason.ValueType  # 140
+    """INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+    address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+    host turned out to have such an address. Metadata: "field".
+    """
+    ERROR_REASON_INVALID_WEBHOOK_URL: _ErrorReason.ValueType  # 141
+    """INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field"."""
+    ERROR_REASON_WEBHOOKS_DISABLED: _ErrorReason.ValueType  # 142
+    """FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off)."""
 
 class ErrorReason(_ErrorReason, metaclass=_ErrorReasonEnumTypeWrapper):
     """ErrorReason is the reason of a refusal. Clients match on it; messages are for people and may change."""
@@ -320,6 +329,15 @@ ERROR_REASON_HOOK_HANDLER_NOT_FOUND: ErrorReason.ValueType  # 136
 """Name of the failure of a hook that nobody ever registered a handler or target for. Never the reason of a call."""
 ERROR_REASON_HOOK_TARGET_NOT_FOUND: ErrorReason.ValueType  # 137
 """NOT_FOUND: no target of that name. Metadata: "name"."""
+ERROR_REASON_SSRF_BLOCKED: ErrorReason.ValueType  # 140
+"""INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+host turned out to have such an address. Metadata: "field".
+"""
+ERROR_REASON_INVALID_WEBHOOK_URL: ErrorReason.ValueType  # 141
+"""INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field"."""
+ERROR_REASON_WEBHOOKS_DISABLED: ErrorReason.ValueType  # 142
+"""FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off)."""
 Global___ErrorReason: _TypeAlias = ErrorReason  # noqa: Y015
 
 @_typing.final

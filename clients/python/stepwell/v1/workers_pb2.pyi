@@ -1250,21 +1250,25 @@ class Suspend(_message.Message):
 
     CACHED_FIELD_NUMBER: _builtins.int
     KNOWN_REVISION_FIELD_NUMBER: _builtins.int
+    YIELDS_FIELD_NUMBER: _builtins.int
     cached: _builtins.bool
     """True: the worker keeps the run in memory and can go on from Resolved or from a Task without state."""
     known_revision: _builtins.int
     """Newest revision that the worker has heard of, from Task, Ack or Resolved. If something was resolved after it, and crosses
     this frame on its way, the task is not given up and Resolved comes again. 0: not said.
     """
+    yields: _builtins.bool
+    """True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once."""
     def __init__(
         self,
         *,
         cached: _builtins.bool = ...,
         known_revision: _builtins.int = ...,
+        yields: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "known_revision", b"known_revision"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cached", b"cached", "known_revision", b"known_revision", "yields", b"yields"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -172,6 +172,16 @@ export enum ErrorReason {
   ERROR_REASON_HOOK_HANDLER_NOT_FOUND = 136,
   /** ERROR_REASON_HOOK_TARGET_NOT_FOUND - NOT_FOUND: no target of that name. Metadata: "name". */
   ERROR_REASON_HOOK_TARGET_NOT_FOUND = 137,
+  /**
+   * ERROR_REASON_SSRF_BLOCKED - INVALID_ARGUMENT: a webhook that this server does not deliver to, because it is not out on the public internet: an IP
+   * address instead of a name, a local name, a port other than 443 and 8443. Also the name of the failure of a delivery whose
+   * host turned out to have such an address. Metadata: "field".
+   */
+  ERROR_REASON_SSRF_BLOCKED = 140,
+  /** ERROR_REASON_INVALID_WEBHOOK_URL - INVALID_ARGUMENT: a webhook URL that is malformed, not https, or has a user, a password or a fragment. Metadata: "field". */
+  ERROR_REASON_INVALID_WEBHOOK_URL = 141,
+  /** ERROR_REASON_WEBHOOKS_DISABLED - FAILED_PRECONDITION: this server delivers no webhooks (--webhooks is off). */
+  ERROR_REASON_WEBHOOKS_DISABLED = 142,
   UNRECOGNIZED = -1,
 }
 
@@ -372,6 +382,15 @@ export function errorReasonFromJSON(object: any): ErrorReason {
     case 137:
     case "ERROR_REASON_HOOK_TARGET_NOT_FOUND":
       return ErrorReason.ERROR_REASON_HOOK_TARGET_NOT_FOUND;
+    case 140:
+    case "ERROR_REASON_SSRF_BLOCKED":
+      return ErrorReason.ERROR_REASON_SSRF_BLOCKED;
+    case 141:
+    case "ERROR_REASON_INVALID_WEBHOOK_URL":
+      return ErrorReason.ERROR_REASON_INVALID_WEBHOOK_URL;
+    case 142:
+    case "ERROR_REASON_WEBHOOKS_DISABLED":
+      return ErrorReason.ERROR_REASON_WEBHOOKS_DISABLED;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -511,6 +530,12 @@ export function errorReasonToJSON(object: ErrorReason): string {
       return "ERROR_REASON_HOOK_HANDLER_NOT_FOUND";
     case ErrorReason.ERROR_REASON_HOOK_TARGET_NOT_FOUND:
       return "ERROR_REASON_HOOK_TARGET_NOT_FOUND";
+    case ErrorReason.ERROR_REASON_SSRF_BLOCKED:
+      return "ERROR_REASON_SSRF_BLOCKED";
+    case ErrorReason.ERROR_REASON_INVALID_WEBHOOK_URL:
+      return "ERROR_REASON_INVALID_WEBHOOK_URL";
+    case ErrorReason.ERROR_REASON_WEBHOOKS_DISABLED:
+      return "ERROR_REASON_WEBHOOKS_DISABLED";
     case ErrorReason.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";

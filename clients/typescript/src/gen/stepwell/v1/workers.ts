@@ -637,6 +637,8 @@ export interface Suspend {
    * this frame on its way, the task is not given up and Resolved comes again. 0: not said.
    */
   knownRevision: bigint;
+  /** True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once. */
+  yields: boolean;
 }
 
 /**
@@ -4547,7 +4549,7 @@ export const EventWait: MessageFns<EventWait> = {
 };
 
 function createBaseSuspend(): Suspend {
-  return { cached: false, knownRevision: 0n };
+  return { cached: false, knownRevision: 0n, yields: false };
 }
 
 export const Suspend: MessageFns<Suspend> = {
@@ -4560,6 +4562,9 @@ export const Suspend: MessageFns<Suspend> = {
         throw new globalThis.Error("value provided for field message.knownRevision of type int64 too large");
       }
       writer.uint32(16).int64(message.knownRevision);
+    }
+    if (message.yields !== false) {
+      writer.uint32(24).bool(message.yields);
     }
     return writer;
   },
@@ -4593,6 +4598,14 @@ export const Suspend: MessageFns<Suspend> = {
             message.knownRevision = reader.int64() as bigint;
             continue;
           }
+          case 3: {
+            if (tag !== 24) {
+              break;
+            }
+
+            message.yields = reader.bool();
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -4613,6 +4626,7 @@ export const Suspend: MessageFns<Suspend> = {
         : isSet(object.known_revision)
         ? BigInt(object.known_revision)
         : 0n,
+      yields: isSet(object.yields) ? globalThis.Boolean(object.yields) : false,
     };
   },
 
@@ -4623,6 +4637,9 @@ export const Suspend: MessageFns<Suspend> = {
     }
     if (message.knownRevision !== 0n) {
       obj.knownRevision = message.knownRevision.toString();
+    }
+    if (message.yields !== false) {
+      obj.yields = message.yields;
     }
     return obj;
   },
@@ -4636,6 +4653,7 @@ export const Suspend: MessageFns<Suspend> = {
     message.knownRevision = (object.knownRevision !== undefined && object.knownRevision !== null)
       ? BigInt(object.knownRevision)
       : 0n;
+    message.yields = object.yields ?? false;
     return message;
   },
 };

@@ -1,0 +1,80 @@
+"""HookService."""
+
+from __future__ import annotations
+
+from uuid import uuid4
+
+from stepwell.v1 import hooks_pb2 as pb
+from stepwell.v1.hooks_pb2_grpc import HookServiceServicer
+from stepwell_server.api import convert
+from stepwell_server.api.calls import Context, item_of, request_of
+from stepwell_server.domain.errors import InvalidField, StepwellError
+from stepwell_server.domain.hooks import HOOK_RETRY, HookFilter, HookKey, NewHook
+from stepwell_server.domain.pages import PageRequest
+from stepwell_server.domain.payloads import EMPTY_OBJECT
+from stepwell_server.engine.hooks import Hooks
+
+_STATUSES = {number: status for status, number in convert.HOOK_STATUSES.items()}
+
+
+class HookServicer(HookServiceServicer):
+    """Translates between the wire and `engine.hooks`."""
+
+    def __init__(self, hooks: Hooks) -> None:
+        self._hooks = hooks
+
+    async def TriggerHooks(self, request: pb.TriggerHooksRequest, context: Context) -> pb.TriggerHooksResponse:
+        namespace = convert.namespace_from_pb(request.namespace)
+        items = [(_readable(namespace, one), item_of(one)) for one in request.items]
+        outcomes = await self._hooks.trigger(items)
+        return pb.TriggerHooksResponse(
+            results=[
+                pb.TriggerHooksResult(error=convert.item_error_to_pb(one))
+                if isinstance(one, StepwellError)
+                else pb.TriggerHooksResult(hook=convert.hook_to_pb(one))
+                for one in outcomes
+            ]
+        )
+
+    async def GetHook(self, request: pb.GetHookRequest, context: Context) -> pb.GetHookResponse:
+        hook = await self._hooks.get(_key(request))
+        return pb.GetHookResponse(hook=convert.hook_to_pb(hook, payload=True))
+
+    async def ListHooks(self, request: pb.ListHooksRequest, context: Context) -> pb.ListHooksResponse:
+        if any(one not in _STATUSES for one in request.statuses):
+            raise InvalidField("statuses must name statuses", field="statuses")
+        namespace = convert.namespace_from_pb(request.namespace)
+        wanted = HookFilter(namespace, request.name, tuple(_STATUSES[one] for one in request.statuses))
+        page = await self._hooks.list(wanted, PageRequest(request.page_size, request.page_token))
+        return pb.ListHooksResponse(hooks=map(convert.hook_to_pb, page.items), next_page_token=page.next_token)
+
+    async def RetryHook(self, request: pb.RetryHookRequest, context: Context) -> pb.RetryHookResponse:
+        hook = await self._hooks.retry(_key(request), request_of(request))
+        return pb.RetryHookResponse(hook=convert.hook_to_pb(hook))
+
+    async def CancelHook(self, request: pb.CancelHookRequest, context: Context) -> pb.CancelHookResponse:
+        hook = await self._hooks.cancel(_key(request), request_of(request))
+        return pb.CancelHookResponse(hook=convert.hook_to_pb(hook))
+
+
+def new_hook(namespace: str, item: pb.TriggerHooksItem) -> NewHook:
+    """A hook to store."""
+    return NewHook(
+        key=HookKey(namespace, item.hook_id),
+        name=item.name,
+        payload=convert.payload_from_pb(item.payload) if item.HasField("payload") else EMPTY_OBJECT,
+        idempotency_key=uuid4().hex,
+        process_at=convert.timestamp_from_pb(item.process_at) if item.HasField("process_at") else None,
+        retry=convert.retry_from_pb(item.retry, HOOK_RETRY),
+    )
+
+
+def _readable(namespace: str, item: pb.TriggerHooksItem) -> NewHook | StepwellError:
+    try:
+        return new_hook(namespace, item)
+    except StepwellError as refusal:
+        return refusal
+
+
+def _key(request: pb.GetHookRequest | pb.RetryHookRequest | pb.CancelHookRequest) -> HookKey:
+    return HookKey(convert.namespace_from_pb(request.namespace), request.hook_id)

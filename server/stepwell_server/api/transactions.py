@@ -1,0 +1,50 @@
+"""TransactionService."""
+
+from __future__ import annotations
+
+from stepwell.v1 import transactions_pb2 as pb
+from stepwell.v1.transactions_pb2_grpc import TransactionServiceServicer
+from stepwell_server.api import convert
+from stepwell_server.api.calls import Context, request_of
+from stepwell_server.api.hooks import new_hook
+from stepwell_server.api.workflows import new_event, new_instance, stored_to_pb
+from stepwell_server.domain.errors import InvalidField
+from stepwell_server.domain.hooks import Hook
+from stepwell_server.domain.workflows import Instance
+from stepwell_server.engine.run_calls import Stored
+from stepwell_server.engine.transactions import Done, Operation, Transactions
+
+
+class TransactionServicer(TransactionServiceServicer):
+    """Translates between the wire and `engine.transactions`."""
+
+    def __init__(self, transactions: Transactions) -> None:
+        self._transactions = transactions
+
+    async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
+        namespace = convert.namespace_from_pb(request.namespace)
+        operations = [_operation(namespace, number, one) for number, one in enumerate(request.operations)]
+        done = await self._transactions.commit(namespace, operations, request_of(request))
+        return pb.CommitResponse(results=map(_result, done))
+
+
+def _operation(namespace: str, number: int, one: pb.Operation) -> Operation:
+    match one.WhichOneof("operation"):
+        case "create_instance":
+            return new_instance(namespace, one.create_instance)
+        case "send_event":
+            return new_event(namespace, one.send_event)
+        case "trigger_hook":
+            return new_hook(namespace, one.trigger_hook)
+        case _:
+            raise InvalidField("say what to do", field="operations", operation=number)
+
+
+def _result(done: Done) -> pb.OperationResult:
+    match done:
+        case Instance():
+            return pb.OperationResult(instance=convert.instance_to_pb(done, payloads=False))
+        case Stored():
+            return pb.OperationResult(event=stored_to_pb(done))
+        case Hook():
+            return pb.OperationResult(hook=convert.hook_to_pb(done))

@@ -1,0 +1,172 @@
+"""Jobs: tasks whose handler is called once per execution and ends with one outcome. A hook is one.
+
+`Job` is to such a task what `Run` is to a workflow's: a working copy inside one transaction, read under the task's lock
+and written once. The execution that is under way stands on the task's row, with its policy, so that an outcome needs no
+other row; a holder that is lost is charged for exactly that execution.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepwell_server.domain.errors import InvalidField, StepwellError
+from stepwell_server.domain.frames import Frame, FrameAnswer, Outcome, Rejected
+from stepwell_server.domain.leases import Owner
+from stepwell_server.domain.retry import StepPolicy
+from stepwell_server.domain.runs import OpenStep, RunRules, dump_open, load_open
+from stepwell_server.domain.tasks import Reason, Stop, Task, TaskStatus, Verdict
+from stepwell_server.domain.times import Micros
+from stepwell_server.domain.workflows import Failure, Step
+
+JOB_PRIORITY = 5
+"""Jobs are taken oldest due first, whether new or tried again."""
+
+_TIMED_OUT = Failure("JobTimeoutError", "JOB_TIMEOUT")
+_EXHAUSTED = Failure("JobMaxAttemptsExceeded", "JOB_MAX_ATTEMPTS_EXCEEDED", non_retryable=True)
+
+
+class JobStatus(StrEnum):
+    """What is stored of where a job stands. Whether an open one is executing, its task says."""
+
+    OPEN = "open"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """How one execution ended, and what that makes of the job."""
+
+    status: JobStatus
+    attempts: int
+    began_at: Micros | None
+    failure: Failure | None
+    fence: int
+
+
+@dataclass(slots=True)
+class Job:
+    """A job as one transaction sees it."""
+
+    task: Task
+    now: Micros
+    lease_now: Micros
+    rules: RunRules
+    ended: Execution | None = None
+    """The execution that ended in this transaction."""
+    is_taken: bool = False
+    """Its holder took too long, and no longer holds it."""
+
+    has_parked = False
+
+    @property
+    def ending(self) -> Execution | None:
+        """How the job ended for good, in this transaction."""
+        return None if self.ended is None or self.ended.status is JobStatus.OPEN else self.ended
+
+    # ---- what the worker reports
+
+    def apply(self, frame: Frame, session_id: str) -> FrameAnswer:
+        """Take the outcome over. Any other frame uses its number up and changes nothing else."""
+        before = self.task
+        try:
+            wake_at = self._take(frame)
+        except StepwellError as refusal:
+            self.task = before._replace(frame_number=frame.number)
+            return FrameAnswer(frame.number, Verdict.ACCEPTED, before.stop, revision=before.revision, refusal=refusal)
+        return FrameAnswer(frame.number, Verdict.ACCEPTED, Stop.NONE, True, wake_at, self.task.revision)
+
+    def _take(self, frame: Frame) -> Micros | None:
+        match frame.body:
+            case Outcome() as outcome:
+                self.task = self.task.advanced(frame.number, self.task.open_steps)
+                return self._end(outcome.failure, outcome.retry_after)
+            case Rejected() as rejected:
+                raise rejected.refusal
+            case _:
+                raise InvalidField("a job is reported on by its Outcome", field="body")
+
+    def repeat(self, frame: Frame) -> FrameAnswer:
+        """Answer a frame that was applied before."""
+        released = self.task.status is not TaskStatus.PROCESSING
+        wake_at = self.task.run_at if released else None
+        return FrameAnswer(frame.number, Verdict.REPEATED, Stop.NONE, released, wake_at, self.task.revision)
+
+    def _end(self, failure: Failure | None, retry_after: Micros = 0) -> Micros | None:
+        """The execution is over. Returns when the next one is, if there is one."""
+        opened = self._open
+        failure = None if failure is None else failure.shortened()
+        if failure is None:
+            self._close(JobStatus.COMPLETED, opened.attempt, None)
+        elif failure.non_retryable or not opened.policy.retry.allows_after(opened.attempt):
+            self._close(JobStatus.FAILED, opened.attempt, failure)
+        else:
+            self._close(JobStatus.OPEN, opened.attempt, failure)
+            run_at = self.now + max(retry_after, opened.policy.retry.delay_after(opened.attempt))
+            self.task = self.task.released(self.now, run_at, Reason.RETRY, JOB_PRIORITY)
+            return run_at
+        return None
+
+    def _close(self, status: JobStatus, attempts: int, failure: Failure | None) -> None:
+        self.ended = Execution(status, attempts, self.task.claimed_at, failure, self.task.fence)
+
+    @property
+    def _open(self) -> OpenStep:
+        (opened,) = load_open(self.task.open_steps)
+        return opened
+
+    # ---- what happens by itself
+
+    def expire(self) -> list[str]:
+        """Fail an execution that is open for too long; its worker no longer holds it."""
+        if self.task.open_steps and self._open.ends_at <= self.now:
+            self._end(_TIMED_OUT)
+            self.is_taken = True
+        return []
+
+    def claim(self, owner: Owner, fence: int, attempts: int, policy: StepPolicy) -> bool:
+        """Lease the job for its next execution. False: a lost holder had the last one, and the job has failed."""
+        if self.task.open_steps:
+            attempts = self._open.attempt
+        if not policy.retry.allows_after(attempts):
+            self._close(JobStatus.FAILED, attempts, _EXHAUSTED)
+            return False
+        ends_at = self.now + policy.timeout + self.rules.timeout_margin
+        claimed = self.task.claimed(owner, fence, self.lease_now, self.rules.times)
+        self.task = claimed._replace(
+            revision=claimed.revision + 1,
+            claimed_at=self.now,
+            interruptions=0,
+            open_steps=dump_open([OpenStep("", attempts + 1, ends_at, policy)]),
+        )
+        return True
+
+    def give_up(self, attempts: int, policy: StepPolicy, failure: Failure) -> None:
+        """Count an execution as failed that could not even begin, because there is nobody who could do it."""
+        self.task = self.task._replace(open_steps=dump_open([OpenStep("", attempts + 1, self.now, policy)]))
+        self._end(failure)
+
+    # ---- reading: a job has no steps, and nothing in it waits
+
+    @property
+    def steps(self) -> dict[str, Step]:
+        """None."""
+        return {}
+
+    def resolve(self) -> list[Step]:
+        """Nothing."""
+        return []
+
+    def told_again(self) -> list[Step]:
+        """Nothing."""
+        return []
+
+    def overdue(self) -> bool:
+        """Never."""
+        return False
+
+    def next_timer(self) -> Micros | None:
+        """When its execution takes too long."""
+        return self._open.ends_at if self.task.open_steps else None

@@ -1,0 +1,150 @@
+"""Jobs inside a group: what its calls make of them is written at once, and so are the hooks that it stores."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+from uuid import uuid4
+
+from stepwell_server.domain.engine_events import EngineEvent, EngineEventName, created, ended, enqueued
+from stepwell_server.domain.hooks import Hook, HookKey, NewHook
+from stepwell_server.domain.jobs import JOB_PRIORITY, Job
+from stepwell_server.domain.leases import Owner
+from stepwell_server.domain.runs import Run, RunRules
+from stepwell_server.domain.tasks import NewTask, Task, TaskKind
+from stepwell_server.domain.times import Micros
+from stepwell_server.storage import dialect, handlers
+from stepwell_server.storage import hooks as store
+from stepwell_server.storage import tasks as task_store
+from stepwell_server.storage.database import Tx
+from stepwell_server.storage.hooks import FoundHook, HookBirth, HookEnd
+from stepwell_server.storage.tasks import Stamp
+
+if TYPE_CHECKING:
+    from stepwell_server.engine.groups import Group
+
+
+@dataclass(frozen=True, slots=True)
+class Triggered:
+    """A hook to store, and what its sender calls the request."""
+
+    new: NewHook
+    request_id: str | None = None
+    request_hash: str | None = None
+
+
+@dataclass(slots=True)
+class JobBook:
+    """The jobs of one group, and the hooks that it stores."""
+
+    rules: RunRules
+    at: Stamp
+    jobs: dict[int, Job] = field(default_factory=dict)
+    ended_fences: dict[int, int | None] = field(default_factory=dict)
+    births: dict[HookKey, Triggered] = field(default_factory=dict)
+    stored: dict[HookKey, HookBirth] = field(default_factory=dict)
+    found_by_id: dict[HookKey, FoundHook] = field(default_factory=dict)
+    found_by_request: dict[tuple[str, str | None], FoundHook] = field(default_factory=dict)
+
+    def open(self, task: Task) -> Job:
+        """The job of a locked task, as the calls before this one left it."""
+        job = self.jobs.get(task.id)
+        if job is None:
+            job = self.jobs[task.id] = Job(task, self.at.now, self.at.lease_now, self.rules)
+        job.task = task
+        return job
+
+    def ended_fence(self, task_id: int) -> int | None:
+        """The lease under which a job ended: by an earlier call of the group, or before. None: it has not."""
+        job = self.jobs.get(task_id)
+        ending = None if job is None else job.ending
+        return self.ended_fences.get(task_id) if ending is None else ending.fence
+
+    def trigger(self, new: Triggered) -> None:
+        """Store a hook, unless there is one of its id."""
+        self.births.setdefault(new.new.key, new)
+
+    def write(self, tx: Tx, group: Group) -> None:
+        """Write what became of the jobs, and new hooks. Their tasks are written by the group."""
+        ends = [HookEnd(one.task.id, self.at.now, one.ended) for one in self.jobs.values() if one.ended is not None]
+        if ends:
+            store.end(tx, ends)
+        for event in _events(group):
+            self.trigger(Triggered(event.to_hook(uuid4().hex)))
+        if self.births:
+            self._write_births(tx, group)
+
+    def _write_births(self, tx: Tx, group: Group) -> None:
+        wanted = list(self.births.values())
+        numbers = dialect.draw_numbers(tx, len(wanted))
+        births = [
+            HookBirth(number, one.new, self.at.now, one.request_id, one.request_hash)
+            for number, one in zip(numbers, wanted, strict=True)
+        ]
+        stored = store.insert(tx, births)
+        for birth in births:
+            if birth.id in stored:
+                self.stored[birth.new.key] = birth
+                group.schedule(_task_of(birth))
+        if len(stored) < len(births):
+            for found in store.find(tx, [one for one in births if one.id not in stored]):
+                self.found_by_id[found.hook.key] = found
+                if found.request_id is not None:
+                    self.found_by_request[found.hook.key.namespace, found.request_id] = found
+
+
+def claim(tx: Tx, leased: Sequence[tuple[Task, Owner, int]], rules: RunRules, at: Stamp) -> list[tuple[Task, Hook]]:
+    """Lease due hooks under these fences. Those whose last execution was lost with its holder fail here."""
+    found = store.get_many(tx, [task.id for task, _, _ in leased])
+    jobs = [Job(task, at.now, at.lease_now, rules) for task, _, _ in leased]
+    for job, (task, owner, fence) in zip(jobs, leased, strict=True):
+        hook = found[task.id]
+        job.claim(owner, fence, hook.attempts, hook.policy)
+    failed = [HookEnd(one.task.id, at.now, one.ended) for one in jobs if one.ended is not None]
+    if failed:
+        store.end(tx, failed)
+        task_store.remove(tx, [one.id for one in failed])
+    handed = [one.task for one in jobs if one.ended is None]
+    if handed:
+        task_store.save(tx, handed)
+    return [(task, found[task.id]) for task in handed]
+
+
+def tell(tx: Tx, events: Iterable[EngineEvent], rules: RunRules, at: Stamp) -> list[Task]:
+    """Store hooks for those of the events that somebody wants to know of. Returns their tasks."""
+    wanted = [event.to_hook(uuid4().hex) for event in events if event.handler in rules.registered]
+    if not wanted:
+        return []
+    numbers = dialect.draw_numbers(tx, len(wanted))
+    births = [HookBirth(number, new, at.now) for number, new in zip(numbers, wanted, strict=True)]
+    store.insert(tx, births)
+    handlers.note(tx, {one.handler for one in wanted})
+    return list(task_store.insert(tx, [_task_of(one) for one in births], at).values())
+
+
+def _task_of(birth: HookBirth) -> NewTask:
+    new = birth.new
+    return NewTask(new.handler, new.key.hook_id, run_at=new.process_at, priority=JOB_PRIORITY, id=birth.id, revision=1)
+
+
+def _events(group: Group) -> list[EngineEvent]:
+    """What happened to workflows in the group, as far as somebody wants to know."""
+    rules, now = group.runs.rules, group.at.now
+    if not rules.registered:
+        return []
+    told: list[EngineEvent | None] = [created(key, now) for key in group.runs.born]
+    told += [_ended(run, now) for run in group.runs.runs.values() if run.ending is not None]
+    told += [
+        enqueued(group.locked[task.id], task, now)
+        for task in group.changed.values()
+        if task.handler.kind is TaskKind.WORKFLOW
+    ]
+    return [one for one in told if one is not None and one.handler in rules.registered]
+
+
+def _ended(run: Run, now: Micros) -> EngineEvent:
+    assert run.ending is not None
+    failure = run.ending.failure
+    name = EngineEventName.COMPLETED if failure is None else EngineEventName.ERRORED
+    return ended(run.task, name, now, failure)

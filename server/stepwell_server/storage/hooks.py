@@ -1,0 +1,311 @@
+"""Rows of hooks. Whoever changes the row of one that has not ended has its task locked."""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+from sqlalchemy import BigInteger, Integer, Row, Select, Text, bindparam, select, true, update
+
+from stepwell_server.domain.hooks import STORED, Hook, HookFilter, HookKey, HookStatus, NewHook
+from stepwell_server.domain.jobs import Execution, JobStatus
+from stepwell_server.domain.retry import Backoff, RetryPolicy
+from stepwell_server.domain.runs import load_open
+from stepwell_server.domain.tasks import Handler, Reason, Task, TaskKind, TaskStatus
+from stepwell_server.domain.times import Micros
+from stepwell_server.storage import dialect, handlers
+from stepwell_server.storage import tasks as task_store
+from stepwell_server.storage.clock import db_now
+from stepwell_server.storage.database import LostRace, Tx
+from stepwell_server.storage.paging import Position, beyond
+from stepwell_server.storage.payloads import FAILURE, failure_from, failure_row, from_text, to_text
+from stepwell_server.storage.schema import hooks, tasks
+
+
+@dataclass(frozen=True, slots=True)
+class HookBirth:
+    """A hook to insert under a number that was drawn for it, and what its sender called the request."""
+
+    id: int
+    new: NewHook
+    at: Micros
+    request_id: str | None = None
+    request_hash: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class FoundHook:
+    """A hook that was there before, and the request that stored it."""
+
+    hook: Hook
+    request_id: str | None
+    request_hash: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class HookEnd:
+    """How an execution of a hook ended, and perhaps the hook with it."""
+
+    id: int
+    at: Micros
+    execution: Execution
+
+
+# ---- write
+
+
+def insert(tx: Tx, births: Sequence[HookBirth]) -> set[int]:
+    """Store new hooks, in the order of their keys, and return the numbers of those that were not there yet."""
+    rows = dialect.as_rows(map(_birth_row, births))
+    return set(tx.execute(_insert_sql(dialect.product(tx)), {"fresh": rows}).scalars())
+
+
+@cache
+def _insert_sql(product: str) -> Any:
+    columns = {column.name: column.type for column in hooks.columns}
+    fresh = dialect.rows(product, "fresh", **columns)
+    source = select(*(fresh.c[name] for name in columns)).where(true()).order_by(fresh.c.namespace, fresh.c.hook_id)
+    statement = dialect.insert(product, hooks).from_select(list(columns), source)
+    return statement.on_conflict_do_nothing().returning(hooks.c.id)
+
+
+def end(tx: Tx, ends: Iterable[HookEnd]) -> None:
+    """Write how executions ended."""
+    tx.execute(_end_sql(dialect.product(tx)), {"after": dialect.as_rows(map(_end_row, ends))})
+
+
+@cache
+def _end_sql(product: str) -> Any:
+    names = ("status", "attempts", "last_attempt_at", "ended_at", "ended_fence", *FAILURE)
+    after = dialect.rows(product, "after", id=BigInteger(), **{name: hooks.c[name].type for name in names})
+    return update(hooks).where(hooks.c.id == after.c.id).values({name: after.c[name] for name in names})
+
+
+def cancel(tx: Tx, hook: Hook, at: Micros) -> None:
+    """Write that somebody ended a hook."""
+    tx.execute(update(hooks).where(hooks.c.id == hook.id).values(status=JobStatus.CANCELLED, ended_at=at))
+
+
+def reopen(tx: Tx, hook: Hook) -> None:
+    """Write that an ended hook begins anew, with all its attempts."""
+    fresh = {"status": JobStatus.OPEN, "attempts": 0, "ended_at": None, "ended_fence": None}
+    tx.execute(update(hooks).where(hooks.c.id == hook.id).values(fresh))
+
+
+# ---- read
+
+
+def find(tx: Tx, births: Iterable[HookBirth]) -> list[FoundHook]:
+    """Hooks that have the id or the request id of one of these."""
+    wanted = dialect.as_rows(
+        {"namespace": one.new.key.namespace, "hook_id": one.new.key.hook_id, "request_id": one.request_id}
+        for one in births
+    )
+    found = {}
+    for by in ("hook_id", "request_id"):
+        for row in tx.execute(_same_sql(dialect.product(tx), by), {"wanted": wanted}):
+            found[row.id] = FoundHook(_from_row(row), row.request_id, row.request_hash)
+    return list(found.values())
+
+
+@cache
+def _same_sql(product: str, by: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", namespace=Text(), hook_id=Text(), request_id=Text())
+    same = [
+        hooks.c[by] == wanted.c[by],
+        dialect.unindexed(hooks.c.namespace) == wanted.c.namespace,
+        hooks.c[by].is_not(None),
+    ]
+    return _with_task().where(*same).select_from(_JOINED.join(wanted, true()))
+
+
+def get(tx: Tx, key: HookKey) -> Hook | None:
+    """The hook as it is now. None: there is none."""
+    same = [hooks.c.hook_id == key.hook_id, dialect.unindexed(hooks.c.namespace) == key.namespace]
+    row = tx.execute(_with_task().where(*same).select_from(_JOINED)).first()
+    return None if row is None else _from_row(row)
+
+
+def get_many(tx: Tx, ids: Iterable[int]) -> dict[int, Hook]:
+    """These hooks as they are now, by their numbers."""
+    wanted = dialect.as_rows({"id": one} for one in ids)
+    return {row.id: _from_row(row) for row in tx.execute(_many_sql(dialect.product(tx)), {"wanted": wanted})}
+
+
+@cache
+def _many_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
+    return _with_task().where(hooks.c.id == wanted.c.id).select_from(_JOINED.join(wanted, true()))
+
+
+def lock(tx: Tx, key: HookKey) -> tuple[Hook, Task | None] | None:
+    """The hook and its task, nobody else's until the transaction ends. None: there is no such hook.
+
+    The task is locked first, as everybody does who changes a hook that has not ended.
+    """
+    seen = get(tx, key)
+    if seen is None:
+        return None
+    task = task_store.lock(tx, [seen.id], waiting=True).get(seen.id)
+    tx.execute(select(hooks.c.id).where(hooks.c.id == seen.id).with_for_update(key_share=True))
+    hook = get(tx, key)
+    assert hook is not None
+    if hook.status.ended is (task is not None):
+        raise LostRace
+    return hook, task
+
+
+def ended_fences(tx: Tx, ids: Iterable[int]) -> dict[int, int | None]:
+    """Under which lease these hooks ended, of those that have."""
+    wanted = dialect.as_rows({"id": one} for one in ids)
+    return {row.id: row.ended_fence for row in tx.execute(_fences_sql(dialect.product(tx)), {"wanted": wanted})}
+
+
+@cache
+def _fences_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
+    ended = hooks.c.status != JobStatus.OPEN
+    return (
+        select(hooks.c.id, hooks.c.ended_fence)
+        .where(ended, hooks.c.id == wanted.c.id)
+        .select_from(hooks.join(wanted, true()))
+    )
+
+
+def lock_unserved(tx: Tx, of: Sequence[Handler], overdue: Micros, limit: int) -> list[tuple[Task, Hook]]:
+    """Lock hooks of these handlers that are due for that long, and those that were once and are due again."""
+    statement = _unserved_sql(dialect.product(tx))
+    given = {"wanted": handlers.as_rows(of), "overdue": overdue, "most": limit}
+    ids = [row.id for row in tx.execute(statement, given)]
+    locked = task_store.lock(tx, ids, waiting=False) if ids else {}
+    found = get_many(tx, locked) if locked else {}
+    return [(locked[one], hook) for one, hook in found.items() if hook.status is HookStatus.PENDING]
+
+
+@cache
+def _unserved_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **handlers.COLUMNS)
+    long_ago = db_now() - bindparam("overdue", type_=BigInteger())
+    due = [
+        handlers.same_handler(tasks.c, wanted.c),
+        tasks.c.status == handlers.in_status(TaskStatus.PENDING),
+        tasks.c.run_at <= db_now(),
+        (tasks.c.run_at <= long_ago) | (tasks.c.reason == Reason.RETRY),
+    ]
+    limit = bindparam("most", type_=Integer())
+    joined = tasks.join(wanted, true())
+    return select(tasks.c.id).select_from(joined).where(*due).order_by(tasks.c.run_at, tasks.c.id).limit(limit)
+
+
+# ---- pages
+
+
+def list_page(tx: Tx, wanted: HookFilter, limit: int, after: Position | None) -> list[Hook]:
+    """Up to `limit` hooks, the newest first, those after the position: along an index for each stored status."""
+    statuses = wanted.statuses or tuple(HookStatus)
+    stored = {STORED[status] for status in statuses}
+    pages = [_page(tx, wanted, status, statuses, limit, after) for status in sorted(stored)]
+    merged = heapq.merge(*pages, key=lambda one: (one.created_at, one.id), reverse=True)
+    return [one for one, _ in zip(merged, range(limit), strict=False)]
+
+
+def _page(
+    tx: Tx, wanted: HookFilter, stored: JobStatus, statuses: Sequence[HookStatus], limit: int, after: Position | None
+) -> list[Hook]:
+    where = [hooks.c.namespace == wanted.namespace, hooks.c.status == stored]
+    if wanted.name:
+        where.append(hooks.c.name == wanted.name)
+    if after is not None:
+        where.append(beyond([hooks.c.created_at, hooks.c.id], after, descending=True))
+    joined = _JOINED
+    if stored is JobStatus.OPEN and HookStatus.PENDING not in statuses:
+        where += _held_in(wanted)
+        joined = tasks.join(hooks, tasks.c.id == hooks.c.id)  # few are: they are found by their tasks
+    elif stored is JobStatus.OPEN and HookStatus.PROCESSING not in statuses:
+        where.append(tasks.c.status != TaskStatus.PROCESSING)
+    order = [hooks.c.created_at.desc(), hooks.c.id.desc()]
+    statement = _with_task(payloads=False).select_from(joined).where(*where).order_by(*order).limit(limit)
+    return [_from_row(row) for row in tx.execute(statement)]
+
+
+def _held_in(wanted: HookFilter) -> list[Any]:
+    held = [
+        tasks.c.status == handlers.in_status(TaskStatus.PROCESSING),
+        tasks.c.namespace == wanted.namespace,
+        tasks.c.kind == TaskKind.HOOK,
+    ]
+    return [*held, tasks.c.name == wanted.name] if wanted.name else held
+
+
+# ---- rows
+
+_JOINED = hooks.outerjoin(tasks, tasks.c.id == hooks.c.id)
+
+
+@cache
+def _with_task(*, payloads: bool = True) -> Select[Any]:
+    columns = [column for column in hooks.columns if payloads or column.name != "payload"]
+    of_task = ("status", "run_at", "claimed_at", "open_steps")
+    return select(*columns, *(tasks.c[name].label(f"task_{name}") for name in of_task))
+
+
+def _birth_row(birth: HookBirth) -> dict[str, Any]:
+    new = birth.new
+    return {
+        "id": birth.id,
+        "namespace": new.key.namespace,
+        "name": new.name,
+        "hook_id": new.key.hook_id,
+        "status": JobStatus.OPEN,
+        "payload": to_text(new.payload),
+        "idempotency_key": new.idempotency_key,
+        "attempts": 0,
+        "max_attempts": new.retry.max_attempts,
+        "retry_delay": new.retry.delay,
+        "retry_backoff": new.retry.backoff,
+        "retry_max_delay": new.retry.max_delay,
+        "created_at": birth.at,
+        "process_at": max(birth.at, new.process_at or 0),
+        "request_id": birth.request_id,
+        "request_hash": birth.request_hash,
+    }
+
+
+def _end_row(one: HookEnd) -> dict[str, Any]:
+    execution = one.execution
+    over = execution.status is not JobStatus.OPEN
+    return {
+        "id": one.id,
+        "status": execution.status,
+        "attempts": execution.attempts,
+        "last_attempt_at": execution.began_at,
+        "ended_at": one.at if over else None,
+        "ended_fence": execution.fence if over else None,
+        **failure_row(execution.failure),
+    }
+
+
+def _from_row(row: Row[Any]) -> Hook:
+    held = row.task_status == TaskStatus.PROCESSING
+    opened = load_open(row.task_open_steps or "")
+    is_open = row.status == JobStatus.OPEN
+    status = HookStatus(row.status) if not is_open else HookStatus.PROCESSING if held else HookStatus.PENDING
+    return Hook(
+        id=row.id,
+        key=HookKey(row.namespace, row.hook_id),
+        name=row.name,
+        status=status,
+        payload=from_text(getattr(row, "payload", None)),
+        attempts=opened[0].attempt if opened else row.attempts,
+        retry=RetryPolicy(row.max_attempts, row.retry_delay, Backoff(row.retry_backoff), row.retry_max_delay),
+        idempotency_key=row.idempotency_key,
+        failure=failure_from(row),
+        created_at=row.created_at,
+        process_at=row.process_at,
+        last_attempt_at=row.task_claimed_at if held else row.last_attempt_at,
+        next_attempt_at=row.task_run_at if status is HookStatus.PENDING else None,
+        ended_at=row.ended_at,
+    )
