@@ -24,7 +24,7 @@ async def test_it_yields_after_its_steps_and_is_forgotten(stage: Stage) -> None:
     await stage.ack(run, 1)
 
     (result, suspend) = stage.take()
-    assert (result.step_done.name, suspend.suspend.cached) == ("s1", False)
+    assert (result.step_done.name, suspend.suspend.cached, suspend.suspend.yields) == ("s1", False, True)
     await stage.ack(run, 2, 3, released=True)
 
     assert run.phase is Phase.DROPPED
@@ -100,15 +100,15 @@ async def test_a_wait_counts_and_a_run_that_waits_suspends_as_ever(stage: Stage)
 
     run = await stage.begin(program, max_steps=1)
     (wait, suspend) = stage.take()
-    assert (wait.wait.name, suspend.suspend.cached) == ("nap", True)
+    assert (wait.wait.name, suspend.suspend.cached, suspend.suspend.yields) == ("nap", True, False)
     await stage.ack(run, 1, 2, released=False)
     await stage.resolve(run, slept("nap"))
 
-    assert stage.kinds() == ["suspend"]
+    (suspend,) = stage.take()
+    assert suspend.suspend.yields
 
 
-async def test_a_run_that_the_server_would_wake_late_goes_on(stage: Stage) -> None:
-    """A Suspend with an open wait is for the time of that wait: what could go on now would wait as well."""
+async def test_a_run_that_waits_and_could_go_on_yields(stage: Stage) -> None:
 
     async def program(event: Any, step: Any) -> None:
         async def quick() -> None:
@@ -117,10 +117,12 @@ async def test_a_run_that_the_server_would_wake_late_goes_on(stage: Stage) -> No
 
         await asyncio.gather(step.sleep("nap", "1 hour"), quick())
 
-    run = await stage.begin(program, max_steps=1)
+    run = await stage.begin(program, max_steps=2)
+    assert stage.kinds() == ["wait:nap +a"]
     await stage.ack(run, 1)
 
-    assert stage.kinds() == ["wait:nap +a", "step_done:a +b"]
+    (result, suspend) = stage.take()
+    assert (result.step_done.name, suspend.suspend.yields) == ("a", True)
 
 
 async def test_a_retry_that_is_waited_for_suspends_as_ever(stage: Stage) -> None:

@@ -49,10 +49,6 @@ class StepRecords:
             return False
         return state.status != known.status
 
-    def any_waits(self) -> bool:
-        """Whether the server has a time, or an event, at which it wakes the run by itself."""
-        return any(state.status == states.STEP_STATUS_WAITING for state in self._states.values())
-
     def attempts(self, name: str) -> int:
         """How many executions of a step have begun."""
         known = self._states.get(name)

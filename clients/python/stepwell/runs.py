@@ -281,11 +281,7 @@ class Run:
             self._asked.append(call)
 
     def _may_begin(self) -> bool:
-        return self.phase is Phase.HELD and not self._is_stopped and not self._host.is_draining and not self._is_spent()
-
-    def _is_spent(self) -> bool:
-        """Whether the steps of this lease are used up. A run that would wake only at some later time goes on."""
-        return self._steps_left < 1 and not self._records.any_waits()
+        return self.phase is Phase.HELD and not (self._is_stopped or self._host.is_draining or self._steps_left < 1)
 
     def _is_fresh(self) -> bool:
         """Whether bodies may begin unannounced. Their loss is told to the next holder as an interruption."""
@@ -441,7 +437,7 @@ class Run:
     def _take_asked(self) -> list[StepCall]:
         if not self._asked or not self._may_begin():
             return []
-        most = len(self._asked) if self._steps_left < 1 else int(min(len(self._asked), self._steps_left))
+        most = int(min(len(self._asked), self._steps_left))
         begins, self._asked = self._asked[:most], self._asked[most:]
         self._steps_left -= most
         for call in begins:
@@ -455,18 +451,17 @@ class Run:
             self.phase = Phase.FINISHING
         elif self._finish is None and self._calls and not self._busy and not self._expects_news:
             self._suspend(cached=True)
-        elif len(self._asked) == self._busy and ((self._is_stopped and self._is_answered()) or self._yields()):
-            self._suspend(cached=False)  # to pause or to yield, with bodies that were not let begin
-
-    def _yields(self) -> bool:
-        """Whether the run has had its steps, and is to go on in a later pass."""
-        return bool(self._asked) and self._is_spent() and not self._expects_news
+        elif self._is_stopped and len(self._asked) == self._busy and self._is_answered():
+            self._suspend(cached=False)  # to pause, with bodies that were not let begin
+        elif self._steps_left < 1 and self._asked and len(self._asked) == self._busy and not self._expects_news:
+            self._suspend(cached=False, yields=True)
 
     def _is_answered(self) -> bool:
         return self._reports.all_acked and not self._reports.has_news and not self._expects_news
 
-    def _suspend(self, *, cached: bool) -> None:
-        self._reports.add(pb.WorkerFrame(suspend=pb.Suspend(cached=cached, known_revision=self.revision)))
+    def _suspend(self, *, cached: bool, yields: bool = False) -> None:
+        suspend = pb.Suspend(cached=cached, known_revision=self.revision, yields=yields)
+        self._reports.add(pb.WorkerFrame(suspend=suspend))
         self.phase, self._was_told = Phase.SUSPENDING, False
 
     def _follow_phase(self, report: Report, ack: pb.Ack) -> None:
