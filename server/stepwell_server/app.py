@@ -35,6 +35,7 @@ from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.runs import TIMEOUT_MARGIN, RunRules
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.committer import Committer
+from stepwell_server.engine.deliveries import Deliverer
 from stepwell_server.engine.dispatch import Dispatcher
 from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.hooks import Hooks
@@ -48,9 +49,11 @@ from stepwell_server.engine.namespaces import Namespaces
 from stepwell_server.engine.registry import Registry
 from stepwell_server.engine.server import Replica, Server
 from stepwell_server.engine.spine import Spine
+from stepwell_server.engine.targets import Targets
 from stepwell_server.engine.transactions import Transactions
 from stepwell_server.engine.wakes import DatabaseTime, WakeBus
 from stepwell_server.engine.watches import Watches
+from stepwell_server.engine.webhooks import Webhooks
 from stepwell_server.engine.workers import Workers
 from stepwell_server.engine.workflows import Workflows
 from stepwell_server.storage import clock, migrate
@@ -243,6 +246,8 @@ class App:
         self._workflows = Workflows(self._spine, intake, watches, tokens)
         self._hooks = Hooks(self._spine, intake, tokens)
         self._transactions = Transactions(self._spine, intake, self._hooks)
+        webhooks = Webhooks(self._spine, Deliverer(settings.allowed_webhooks, settings.webhook_ca_file))
+        self._targets = Targets(self._spine, tokens, settings.allowed_webhooks, settings.webhooks, webhooks.refresh)
         self._namespaces = Namespaces(self.db, tokens, replica.limits, registry)
         sweep = Sweep(self._spine, self._hints, self._swept)
         self._background = {
@@ -255,6 +260,8 @@ class App:
             "send_hints": relay.run,
             "hear_hints": lambda: self._hints.listen(heard),
         }
+        if settings.webhooks:
+            self._background["webhooks"] = webhooks.run
 
     async def _swept(self, reachable: bool) -> None:
         """After each sweep: what hints may have missed is looked for, and what depends on the database is told."""
@@ -272,7 +279,7 @@ class App:
             namespaces=NamespaceServicer(self._namespaces),
             clock=ClockServicer(Clock(self._spine)),
             server=ServerServicer(server),
-            hooks=HookServicer(self._hooks),
+            hooks=HookServicer(self._hooks, self._targets),
             transactions=TransactionServicer(self._transactions),
         )
 

@@ -26,6 +26,7 @@ from pydantic.fields import FieldInfo
 from pydantic_settings import (
     BaseSettings,
     InitSettingsSource,
+    NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
     SettingsError,
@@ -37,6 +38,7 @@ from stepwell_server.domain.leases import LeaseTimes
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.retry import Backoff, RetryPolicy, StepPolicy
 from stepwell_server.domain.times import to_micros
+from stepwell_server.domain.webhooks import AllowList, normal_host
 
 ENV_PREFIX = "STEPWELL_"
 POSTGRESQL_OPTIONS = {"host", "port", "sslmode", "application_name"}
@@ -83,12 +85,27 @@ def _seconds(value: object) -> object:
     return value
 
 
+def _split_list(value: object) -> object:
+    """A list, also where it comes as one text with commas: a variable."""
+    return [part.strip() for part in value.split(",") if part.strip()] if isinstance(value, str) else value
+
+
 def _checked_address(address: str) -> str:
     split_address(address)
     return address
 
 
+def _checked_host(address: str) -> str:
+    host, _ = split_address(address)
+    try:
+        normal_host(host)
+    except ValueError:
+        raise ValueError("must be HOST:PORT with a host that can be a name or an address") from None
+    return address
+
+
 Address = Annotated[str, AfterValidator(_checked_address)]
+Hosts = Annotated[tuple[Annotated[str, AfterValidator(_checked_host)], ...], NoDecode, BeforeValidator(_split_list)]
 Seconds = Annotated[timedelta, BeforeValidator(_seconds), Ge(timedelta(0))]
 
 
@@ -173,6 +190,13 @@ class Settings(BaseSettings):
         None, title="FILE", description="PEM file of the certificate chain; read again when it changes"
     )
     tls_key: Path | None = Field(None, title="FILE", description="PEM file of the certificate's private key")
+    webhooks: bool = Field(False, description="deliver hooks to webhooks out on the internet")
+    webhook_allow: Hosts = Field(
+        (), title="HOST:PORT", description="a webhook that need not be public, such as one in a test; may be repeated"
+    )
+    webhook_ca_file: Path | None = Field(
+        None, title="FILE", description="PEM file of authorities that webhooks' certificates may come from as well"
+    )
     policy: str = Field("", title="MODULE:NAME", description="the authorisation policy")
     reflection: bool | None = Field(None, description="serve reflection; by default on loopback only")
     log_format: LogFormat = Field("console", description="how log lines look")
@@ -207,6 +231,11 @@ class Settings(BaseSettings):
         """True if reflection is on: as told, or where nobody else can see it."""
         return self.serves_loopback_only if self.reflection is None else self.reflection
 
+    @property
+    def allowed_webhooks(self) -> AllowList:
+        """The webhooks that need not be public, as the domain knows them."""
+        return frozenset((normal_host(host), port) for host, port in map(split_address, self.webhook_allow))
+
     @model_validator(mode="after")
     def _database_is_known(self) -> Self:
         try:
@@ -226,7 +255,7 @@ class Settings(BaseSettings):
     def _tls_is_whole(self) -> Self:
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ValueError("tls-cert and tls-key go together")
-        for file in (self.tls_cert, self.tls_key):
+        for file in (self.tls_cert, self.tls_key, self.webhook_ca_file):
             if file is not None and not file.is_file():
                 raise ValueError(f"there is no file {file}")
         return self
@@ -291,12 +320,14 @@ def _add_flags(parser: argparse._ActionsContainer, model: type[BaseModel], prefi
             takes = {"action": argparse.BooleanOptionalAction}
         elif get_origin(field.annotation) is Literal:
             takes = {"choices": get_args(field.annotation)}
+        elif get_origin(field.annotation) is tuple:
+            takes["action"] = "append"
         parser.add_argument(flag, dest=f"{prefix}{name}", help=_help(field), **takes)
 
 
 def _help(field: FieldInfo) -> str:
     default = field.default
-    if default in (None, "", False) or isinstance(default, SecretStr):
+    if default in (None, "", False, ()) or isinstance(default, SecretStr):
         return field.description or ""
     shown = f"{default.total_seconds():.15g}" if isinstance(default, timedelta) else default
     return f"{field.description} (default {shown})"

@@ -98,6 +98,34 @@ def test_other_machines_are_let_in_only_with_tls_and_a_policy_or_when_told(host:
 def test_half_of_tls_and_missing_files_are_refused() -> None:
     assert "go together" in problem("--tls-cert", __file__)
     assert "there is no file c.pem" in problem("--tls-cert", "c.pem", "--tls-key", __file__)
+    assert "there is no file ca.pem" in problem("--webhook-ca-file", "ca.pem")
+
+
+def test_webhooks_are_off_and_nobody_is_vouched_for_until_somebody_says_so() -> None:
+    settings = load()
+
+    assert (settings.webhooks, settings.allowed_webhooks, settings.webhook_ca_file) == (False, frozenset(), None)
+    assert load("--webhooks").webhooks
+
+
+def test_webhooks_that_need_not_be_public_can_be_listed_everywhere(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    file = tmp_path / "stepwell.toml"
+    file.write_text('webhook_allow = ["a.test:1", "b.test:2"]\n')
+    listed = frozenset({("a.test", 1), ("b.test", 2)})
+
+    assert load("--webhook-allow", "A.test:1", "--webhook-allow", "b.test.:2").allowed_webhooks == listed
+    assert load("--config", str(file)).allowed_webhooks == listed
+    monkeypatch.setenv("STEPWELL_WEBHOOK_ALLOW", "a.test:1, b.test:2")
+    assert load().allowed_webhooks == listed
+    assert load("--webhook-allow", "[0:0::1]:3").allowed_webhooks == {("::1", 3)}
+
+
+@pytest.mark.parametrize("address", ["localhost", "localhost:x", "a b:1", "*:1", "a..b:1"])
+def test_a_webhook_without_host_or_port_cannot_be_listed(address: str) -> None:
+    assert "webhook-allow" in problem("--webhook-allow", address)
+    assert "must be HOST:PORT" in problem("--webhook-allow", address)
 
 
 def test_libpq_words_are_understood_and_others_refused() -> None:

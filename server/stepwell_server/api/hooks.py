@@ -12,7 +12,9 @@ from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.hooks import HOOK_RETRY, HookFilter, HookKey, NewHook
 from stepwell_server.domain.pages import PageRequest
 from stepwell_server.domain.payloads import EMPTY_OBJECT
+from stepwell_server.domain.webhooks import Target
 from stepwell_server.engine.hooks import Hooks
+from stepwell_server.engine.targets import Targets
 
 _STATUSES = {number: status for status, number in convert.HOOK_STATUSES.items()}
 
@@ -20,8 +22,9 @@ _STATUSES = {number: status for status, number in convert.HOOK_STATUSES.items()}
 class HookServicer(HookServiceServicer):
     """Translates between the wire and `engine.hooks`."""
 
-    def __init__(self, hooks: Hooks) -> None:
+    def __init__(self, hooks: Hooks, targets: Targets) -> None:
         self._hooks = hooks
+        self._targets = targets
 
     async def TriggerHooks(self, request: pb.TriggerHooksRequest, context: Context) -> pb.TriggerHooksResponse:
         namespace = convert.namespace_from_pb(request.namespace)
@@ -56,6 +59,24 @@ class HookServicer(HookServiceServicer):
         hook = await self._hooks.cancel(_key(request), request_of(request))
         return pb.CancelHookResponse(hook=convert.hook_to_pb(hook))
 
+    async def PutHookTarget(self, request: pb.PutHookTargetRequest, context: Context) -> pb.PutHookTargetResponse:
+        namespace = convert.namespace_from_pb(request.namespace)
+        target = await self._targets.put(namespace, request.name, request.url, request.secrets, request_of(request))
+        secrets = [one.text for one in target.secrets]
+        return pb.PutHookTargetResponse(target=_target_to_pb(target), secrets=secrets)
+
+    async def ListHookTargets(self, request: pb.ListHookTargetsRequest, context: Context) -> pb.ListHookTargetsResponse:
+        namespace = convert.namespace_from_pb(request.namespace)
+        page = await self._targets.list(namespace, PageRequest(request.page_size, request.page_token))
+        return pb.ListHookTargetsResponse(targets=map(_target_to_pb, page.items), next_page_token=page.next_token)
+
+    async def DeleteHookTarget(
+        self, request: pb.DeleteHookTargetRequest, context: Context
+    ) -> pb.DeleteHookTargetResponse:
+        namespace = convert.namespace_from_pb(request.namespace)
+        await self._targets.delete(namespace, request.name, request_of(request))
+        return pb.DeleteHookTargetResponse()
+
 
 def new_hook(namespace: str, item: pb.TriggerHooksItem) -> NewHook:
     """A hook to store."""
@@ -74,6 +95,16 @@ def _readable(namespace: str, item: pb.TriggerHooksItem) -> NewHook | StepwellEr
         return new_hook(namespace, item)
     except StepwellError as refusal:
         return refusal
+
+
+def _target_to_pb(target: Target) -> pb.HookTarget:
+    return pb.HookTarget(
+        name=target.name,
+        url=target.url,
+        disabled=bool(target.disabled_reason),
+        created_at=convert.timestamp_to_pb(target.created_at),
+        updated_at=convert.timestamp_to_pb(target.updated_at),
+    )
 
 
 def _key(request: pb.GetHookRequest | pb.RetryHookRequest | pb.CancelHookRequest) -> HookKey:

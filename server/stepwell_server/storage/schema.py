@@ -296,7 +296,7 @@ hook_targets = Table(
     Column("name", _name(), primary_key=True),
     Column("url", Text, nullable=False),
     Column("secrets", Text, nullable=False),  # a JSON list: they sign, so they must be known
-    Column("disabled", Boolean, nullable=False),
+    Column("disabled_reason", Text, nullable=False),  # why nothing is delivered; empty: it is enabled
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
 )

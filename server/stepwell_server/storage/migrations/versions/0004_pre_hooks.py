@@ -23,7 +23,7 @@ def upgrade() -> None:
         sa.Column("name", _name(), primary_key=True),
         sa.Column("url", sa.Text(), nullable=False),
         sa.Column("secrets", sa.Text(), nullable=False),
-        sa.Column("disabled", sa.Boolean(), nullable=False),
+        sa.Column("disabled_reason", sa.Text(), nullable=False),
         _number("created_at", nullable=False),
         _number("updated_at", nullable=False),
     )

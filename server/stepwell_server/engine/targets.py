@@ -1,0 +1,87 @@
+"""Use cases of hook targets: put, list, delete."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from stepwell_server.domain.errors import HookTargetNotFound, WebhooksDisabled
+from stepwell_server.domain.hooks import check_hook_name
+from stepwell_server.domain.pages import Page, PageRequest
+from stepwell_server.domain.webhooks import AllowList, Target, check_secrets, check_url
+from stepwell_server.engine.deliveries import new_secret
+from stepwell_server.engine.groups import Committed
+from stepwell_server.engine.requests import Request
+from stepwell_server.engine.spine import Spine
+from stepwell_server.storage import requests
+from stepwell_server.storage import targets as store
+from stepwell_server.storage import tasks as task_store
+from stepwell_server.storage.database import READ, Tx
+from stepwell_server.storage.paging import PageTokens
+from stepwell_server.storage.tasks import Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Which webhook the hooks of a name go to. `on_change` hears that they changed."""
+
+    spine: Spine
+    tokens: PageTokens
+    allowed: AllowList
+    is_enabled: bool
+    """Whether this server delivers webhooks."""
+    on_change: Callable[[], None]
+
+    async def put(self, namespace: str, name: str, url: str, secrets: Sequence[str], request: Request) -> Target:
+        """Send the hooks of a name to a webhook, with the secrets given, kept or new, in this order of preference."""
+        if not self.is_enabled:
+            raise WebhooksDisabled("this server delivers no webhooks: start it with --webhooks")
+        check_hook_name(name)
+        check_url(url, self.allowed)
+        given, fresh = check_secrets(secrets), new_secret()
+
+        def work(tx: Tx) -> None:
+            known = store.get(tx, namespace, name)
+            store.put(tx, namespace, name, url, given or (known.secrets if known else (fresh,)))
+
+        target = await self._change(namespace, name, request, work)
+        if target is None:  # this is a repetition, and somebody has deleted it meanwhile
+            raise _not_found(name)
+        return target
+
+    async def delete(self, namespace: str, name: str, request: Request) -> None:
+        """Remove a target. Its hooks wait for a worker or another target."""
+
+        def work(tx: Tx) -> None:
+            if not store.remove(tx, namespace, name):
+                raise _not_found(name)
+
+        await self._change(namespace, name, request, work)
+
+    async def list(self, namespace: str, page: PageRequest) -> Page[Target]:
+        """One page of the targets of a namespace, by name."""
+        limit = page.limit(self.spine.registry.limits.page_size)
+        await self.spine.registry.limits_of(namespace)
+        scope = ["ListHookTargets", namespace]
+        after = self.tokens.decode(scope, page.token) if page.token else None
+        found = await self.spine.db.run_tx(lambda tx: store.list_page(tx, namespace, limit + 1, after), READ)
+        shown = found[:limit]
+        return Page(shown, self.tokens.encode(scope, [shown[-1].name]) if len(found) > limit else "")
+
+    async def _change(self, namespace: str, name: str, request: Request, work: Callable[[Tx], object]) -> Target | None:
+        """Change a target, once per request id, and tell everybody. Returns it as it is then."""
+        key = request.key(namespace)
+        await self.spine.registry.limits_of(namespace)
+
+        def whole(tx: Tx) -> tuple[Target | None, Stamp]:
+            requests.once(tx, key, lambda: work(tx), dump=lambda _: None, load=lambda _: None)
+            return store.get(tx, namespace, name), task_store.stamp(tx)
+
+        target, at = await self.spine.db.run_tx(whole)
+        self.spine.announce(Committed(frozenset([store.handler_of(namespace, name)]), at))
+        self.on_change()
+        return target
+
+
+def _not_found(name: str) -> HookTargetNotFound:
+    return HookTargetNotFound("there is no target of that name", name=name[:100])
