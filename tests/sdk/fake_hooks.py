@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -21,12 +22,17 @@ class FakeHooks(HookServiceServicer):
 
     def __init__(self) -> None:
         self.triggers: list[pb.TriggerHooksRequest] = []
+        self.reached = asyncio.Event()
+        self.answers: asyncio.Event | None = None  # set: triggers wait for it
         self.calls: list[Any] = []
         self.refuse: Callable[[str], errors_pb2.ItemError | None] = lambda _id: None
         self.hooks: dict[str, pb.Hook] = {}
 
     async def TriggerHooks(self, request: pb.TriggerHooksRequest, context: Any) -> pb.TriggerHooksResponse:  # noqa: N802
         self.triggers.append(request)
+        self.reached.set()
+        if self.answers is not None:
+            await self.answers.wait()
         return pb.TriggerHooksResponse(results=[self._store(item) for item in request.items])
 
     def _store(self, item: pb.TriggerHooksItem) -> pb.TriggerHooksResult:

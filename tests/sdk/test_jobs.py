@@ -115,6 +115,16 @@ async def test_handlers_that_are_not_async_run_in_threads(stage: Stage) -> None:
     assert names[0].startswith("stepwell-step")
 
 
+async def test_an_async_handler_needs_no_thread(stage: Stage) -> None:
+    stage.pool = type("Busy", (), {"call": lambda self, job, done: None})()
+
+    async def handler(payload: Any) -> None: ...
+
+    await begin(stage, handler)
+
+    assert not outcome(stage).HasField("failure")
+
+
 async def test_a_handler_that_raises_has_failed_and_may_be_tried_again(stage: Stage) -> None:
     async def handler(payload: Any) -> None:
         raise ConnectionError("no route")
@@ -150,9 +160,11 @@ async def test_a_handler_cannot_end_the_worker(stage: Stage, error: BaseExceptio
     async def handler(payload: Any) -> None:
         raise error
 
-    await begin(stage, handler)
+    asked: list[Exception] = []
+    await begin(stage, handler, retry=Retry(is_retryable=asked.append))  # type: ignore[arg-type]
 
-    assert outcome(stage).failure.name == type(error).__name__
+    failure = outcome(stage).failure
+    assert (failure.name, failure.non_retryable, asked) == (type(error).__name__, False, [])
 
 
 async def test_an_execution_that_takes_too_long_has_failed(stage: Stage) -> None:

@@ -46,6 +46,19 @@ async def test_triggers_that_are_made_together_travel_together(server: FakeServe
     assert (items[7].name, items[7].payload.json) == ("send-receipt", '{"order":7}')
 
 
+async def test_closing_the_client_ends_what_was_not_answered(server: FakeServer) -> None:
+    server.hooks.answers = asyncio.Event()
+    async with Client(server.address) as client:
+        sent = asyncio.create_task(client.hook("send-receipt").trigger())
+        await server.hooks.reached.wait()
+        queued = asyncio.create_task(client.hook("send-receipt").trigger())
+        await asyncio.sleep(0)
+    server.hooks.answers.set()
+
+    await asyncio.wait_for(asyncio.wait({sent, queued}), 10)
+    assert sent.cancelled() and queued.cancelled()
+
+
 async def test_large_ones_travel_in_several_messages(server: FakeServer, client: Client) -> None:
     receipts = client.hook("send-receipt")
     big = "x" * 1024 * 1023
