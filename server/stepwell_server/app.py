@@ -21,6 +21,7 @@ from stepwell_server.api import listeners
 from stepwell_server.api.access import load_policy
 from stepwell_server.api.admission import Admission
 from stepwell_server.api.clock import ClockServicer
+from stepwell_server.api.dispatchers import DispatcherServicer
 from stepwell_server.api.health import Health
 from stepwell_server.api.hooks import HookServicer
 from stepwell_server.api.interceptors import Pipeline, layers
@@ -37,6 +38,7 @@ from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.deliveries import Deliverer
 from stepwell_server.engine.dispatch import Dispatcher
+from stepwell_server.engine.dispatchers import Dispatchers
 from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.hooks import Hooks
 from stepwell_server.engine.intake import Intake
@@ -151,6 +153,7 @@ class App:
             listeners.check_free(*split_address(address))  # before a database is created that nobody will serve
         replica = await self._meet_database()
         self._assemble(replica)
+        await self._sweep.once()  # what is registered and due must be known before anything is decided
         await self.health.start()
         addresses = await self._listen(replica)
         await self._report_database(True)
@@ -170,6 +173,7 @@ class App:
         await self.health.drain()
         self._workers.drain()
         self._workflows.watches.drain()
+        self._dispatchers.drain()
         await asyncio.sleep(settle)
         await self._admission.close(self.settings.drain_grace.total_seconds())
         await self.stop(CUT_GRACE)
@@ -232,6 +236,8 @@ class App:
         def heard(hint: Hint) -> None:
             bus.note(hint.handlers)
             dispatcher.look(hint.tasks)
+            if hint.order is not None:
+                dispatcher.take_order(hint.order)
             if hint.handlers is None:
                 watches.note_all()
             else:
@@ -248,12 +254,13 @@ class App:
         self._transactions = Transactions(self._spine, intake, self._hooks)
         webhooks = Webhooks(self._spine, Deliverer(settings.allowed_webhooks, settings.webhook_ca_file))
         self._targets = Targets(self._spine, tokens, settings.allowed_webhooks, settings.webhooks, webhooks.refresh)
+        self._dispatchers = Dispatchers(self._spine, relay.order, hands_out=settings.process)
         self._namespaces = Namespaces(self.db, tokens, replica.limits, registry)
-        sweep = Sweep(self._spine, self._hints, self._swept)
+        self._sweep = Sweep(self._spine, self._hints, self._swept)
         self._background = {
             "committer": committer.run,
             "dispatch": dispatcher.run,
-            "sweep": sweep.run,
+            "sweep": self._sweep.run,
             "watches": watches.run,
             "prune": lambda: prune(self.db),
             "refresh_wakes": lambda: refresh_wakes(self.db, bus),
@@ -279,6 +286,7 @@ class App:
             namespaces=NamespaceServicer(self._namespaces),
             clock=ClockServicer(Clock(self._spine)),
             server=ServerServicer(server),
+            dispatchers=DispatcherServicer(self._dispatchers, replica.replica_id),
             hooks=HookServicer(self._hooks, self._targets),
             transactions=TransactionServicer(self._transactions),
         )

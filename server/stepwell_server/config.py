@@ -185,6 +185,7 @@ class Settings(BaseSettings):
     virtual_clock: bool = Field(False, description="create the database with a clock that stands until it is moved")
     auto_migrate: bool = Field(True, description="bring the database to the newest schema at start")
     dispatch: Dispatch = Field("embedded", description="who turns due tasks into work")
+    process: bool = Field(True, description="hand out work on request (DispatcherService.Process)")
     insecure: bool = Field(False, description="let other machines in without TLS or without a policy")
     tls_cert: Path | None = Field(
         None, title="FILE", description="PEM file of the certificate chain; read again when it changes"

@@ -111,7 +111,7 @@ async def test_the_policy_is_asked_about_the_namespace_of_the_request(
     allowed = [(await refusal(call)).reason for call in asked("team-a")]  # type: ignore[arg-type]
     denied = [(await refusal(call)).reason for call in asked("team-b")]  # type: ignore[arg-type]
 
-    assert allowed == ["INVALID_SESSION_ID", "INVALID_SESSION_ID", "METHOD_UNIMPLEMENTED"]  # each by its own rules
+    assert allowed == ["INVALID_SESSION_ID", "INVALID_SESSION_ID", "NAMESPACE_NOT_FOUND"]  # each by its own rules
     assert denied == ["PERMISSION_DENIED"] * 3
 
 

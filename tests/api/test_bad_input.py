@@ -11,9 +11,8 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
-from stepwell.v1 import clock_pb2, dispatchers_pb2, namespaces_pb2, server_pb2, workflows_pb2
+from stepwell.v1 import clock_pb2, namespaces_pb2, server_pb2, workflows_pb2
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
-from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
@@ -256,14 +255,6 @@ async def test_an_unexpected_error_says_nothing_but_where_to_look(sqlite_server:
 @pytest.mark.parametrize("method", ["/stepwell.v1.NamespaceService/Nonsense", "/no.such.Service/Method"])
 async def test_a_method_that_does_not_exist_is_unimplemented(sqlite_server: Served, method: str) -> None:
     assert (await refusal(raw.send(sqlite_server.channel, method, b""))).code is grpc.StatusCode.UNIMPLEMENTED
-
-
-async def test_a_method_that_comes_later_says_so(sqlite_server: Served) -> None:
-    request = dispatchers_pb2.GetNextWakeRequest()
-
-    error = await refusal(DispatcherServiceStub(sqlite_server.channel).GetNextWake(request))
-
-    assert (error.code.name, error.reason) == ("UNIMPLEMENTED", "METHOD_UNIMPLEMENTED")
 
 
 async def test_a_second_message_to_a_unary_method_changes_nothing(sqlite_server: Served) -> None:

@@ -11,8 +11,7 @@ import pytest
 from stepwell.errors import CallFailed, failure_of
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.api import listeners
-from stepwell_server.api import workers as servicer
+from stepwell_server.api import listeners, streams
 from stepwell_server.api.access import AllowAll, Caller, Category, Principal
 from stepwell_server.domain.errors import Unauthenticated
 from stepwell_server.engine.loops import sweep
@@ -217,7 +216,7 @@ async def test_a_flood_of_empty_messages_counts_too(
 async def test_a_worker_that_never_reads_is_cut_off_and_its_tasks_go_to_others(
     start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer, "WRITE_LIMIT", 0.1)
+    monkeypatch.setattr(streams, "WRITE_LIMIT", 0.1)
     server = await start_server(sqlite_url, leases={"reconnect_grace": 0})
     worker = HandWorker(server.channel)
     stream = WorkerServiceStub(server.channel).Connect()

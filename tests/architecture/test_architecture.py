@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from stepwell.v1 import errors_pb2
-from stepwell_server.api import access, errors, listeners
+from stepwell_server.api import access, errors
 from stepwell_server.domain import errors as domain_errors
 
 ROOT = Path(__file__).parents[2]
@@ -21,8 +21,7 @@ LONGEST_FILE = 500
 LONGEST_FUNCTION = 50
 
 SHARED_PROTOS = {"common", "errors"}
-CONTRACT_ONLY = {"dispatchers"}  # the contract is there, the server follows
-EVERY_FLOOR = {"namespaces", "workflows"}  # primitives: the same stem from the proto down to the domain
+EVERY_FLOOR = {"namespaces", "workflows", "hooks"}  # primitives: the same stem from the proto down to the domain
 
 PROCESS_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
 MAY_READ_PROCESS_CLOCK = {"storage/sqlite.py"}  # there, this process is the database
@@ -60,18 +59,11 @@ def test_files_and_functions_are_small(path: Path) -> None:
 
 def test_a_service_has_the_same_stem_on_every_floor() -> None:
     stems = {path.stem for path in (ROOT / "proto/stepwell/v1").glob("*.proto")} - SHARED_PROTOS
-    for stem in stems - CONTRACT_ONLY:
+    for stem in stems:
         floors = FLOORS if stem in EVERY_FLOOR else ("api", "engine")
         for floor in floors:
             assert (SERVER / floor / f"{stem}.py").exists(), f"{stem}.proto has no {floor}/{stem}.py"
         assert (ROOT / "tests/api" / f"test_{stem}.py").exists(), f"{stem} has no stories in tests/api"
-    assert stems >= CONTRACT_ONLY, "a service that is gone is still listed as to come"
-
-
-def test_services_that_are_to_come_are_the_ones_that_answer_unimplemented() -> None:
-    names = {contract.__name__.removesuffix("ServiceServicer").lower() + "s" for _, contract in listeners.CONTRACT_ONLY}
-
-    assert names == CONTRACT_ONLY
 
 
 @pytest.mark.parametrize("path", server_files(), ids=lambda path: str(path.relative_to(SERVER)))

@@ -41,8 +41,6 @@ const (
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
-	// UNIMPLEMENTED: the contract has this method, this server does not (yet). Metadata: "method".
-	ErrorReason_ERROR_REASON_METHOD_UNIMPLEMENTED ErrorReason = 2
 	// INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
 	// where it is known.
 	ErrorReason_ERROR_REASON_MALFORMED_REQUEST ErrorReason = 10
@@ -187,7 +185,6 @@ var (
 	ErrorReason_name = map[int32]string{
 		0:   "ERROR_REASON_UNSPECIFIED",
 		1:   "ERROR_REASON_INTERNAL",
-		2:   "ERROR_REASON_METHOD_UNIMPLEMENTED",
 		10:  "ERROR_REASON_MALFORMED_REQUEST",
 		11:  "ERROR_REASON_INVALID_FIELD",
 		12:  "ERROR_REASON_ENUM_VALUE_UNKNOWN",
@@ -257,7 +254,6 @@ var (
 	ErrorReason_value = map[string]int32{
 		"ERROR_REASON_UNSPECIFIED":                0,
 		"ERROR_REASON_INTERNAL":                   1,
-		"ERROR_REASON_METHOD_UNIMPLEMENTED":       2,
 		"ERROR_REASON_MALFORMED_REQUEST":          10,
 		"ERROR_REASON_INVALID_FIELD":              11,
 		"ERROR_REASON_ENUM_VALUE_UNKNOWN":         12,
@@ -439,11 +435,10 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\bmetadata\x18\x04 \x03(\v2$.stepwell.v1.ItemError.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\x91\x13\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\xea\x12\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
-	"\x15ERROR_REASON_INTERNAL\x10\x01\x12%\n" +
-	"!ERROR_REASON_METHOD_UNIMPLEMENTED\x10\x02\x12\"\n" +
+	"\x15ERROR_REASON_INTERNAL\x10\x01\x12\"\n" +
 	"\x1eERROR_REASON_MALFORMED_REQUEST\x10\n" +
 	"\x12\x1e\n" +
 	"\x1aERROR_REASON_INVALID_FIELD\x10\v\x12#\n" +

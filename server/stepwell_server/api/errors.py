@@ -16,7 +16,6 @@ DETAILS_KEY = "grpc-status-details-bin"
 
 CODES: dict[type[errors.StepwellError], StatusCode] = {
     errors.Internal: StatusCode.INTERNAL,
-    errors.MethodUnimplemented: StatusCode.UNIMPLEMENTED,
     errors.InvalidRequest: StatusCode.INVALID_ARGUMENT,
     errors.MalformedRequest: StatusCode.INVALID_ARGUMENT,
     errors.InvalidField: StatusCode.INVALID_ARGUMENT,

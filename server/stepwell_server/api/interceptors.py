@@ -33,7 +33,6 @@ from stepwell_server.api.errors import DETAILS_KEY, code_of, to_status
 from stepwell_server.domain.errors import (
     Internal,
     MalformedRequest,
-    MethodUnimplemented,
     PermissionDenied,
     ServerDeadline,
     StepwellError,
@@ -211,8 +210,6 @@ async def translated(call: Call) -> AsyncIterator[None]:
     except aio.AbortError:  # a servicer of grpc's own packages refused
         call.code = _code(call.context)
         raise
-    except NotImplementedError:
-        await _abort(call, MethodUnimplemented("this server does not have that method yet", method=call.method))
     except Exception:
         log.exception("call_failed", method=call.method)
         await _abort(call, Internal(f"internal error; the server's log has it as {call.log_id}", log_id=call.log_id))

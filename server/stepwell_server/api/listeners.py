@@ -24,6 +24,7 @@ from stepwell.v1 import (
 )
 from stepwell_server.api.access import METHODS
 from stepwell_server.api.clock import ClockServicer
+from stepwell_server.api.dispatchers import DispatcherServicer
 from stepwell_server.api.health import Health
 from stepwell_server.api.hooks import HookServicer
 from stepwell_server.api.interceptors import Pipeline
@@ -60,12 +61,6 @@ OPTIONS: list[tuple[str, int]] = [
 ]
 
 
-CONTRACT_ONLY: list[tuple[Any, Any]] = [
-    (dispatchers_pb2_grpc.add_DispatcherServiceServicer_to_server, dispatchers_pb2_grpc.DispatcherServiceServicer),
-]
-"""Services that the contract has and this server does not yet: they answer UNIMPLEMENTED."""
-
-
 class CannotListen(Exception):
     """The address cannot be had."""
 
@@ -79,6 +74,7 @@ class Servicers:
     namespaces: NamespaceServicer
     clock: ClockServicer
     server: ServerServicer
+    dispatchers: DispatcherServicer
     hooks: HookServicer
     transactions: TransactionServicer
 
@@ -98,8 +94,7 @@ def register_api(server: aio.Server, health: Health, servicers: Servicers, *, wi
     server_pb2_grpc.add_ServerServiceServicer_to_server(servicers.server, server)
     hooks_pb2_grpc.add_HookServiceServicer_to_server(servicers.hooks, server)
     transactions_pb2_grpc.add_TransactionServiceServicer_to_server(servicers.transactions, server)
-    for add, contract in CONTRACT_ONLY:
-        add(contract(), server)
+    dispatchers_pb2_grpc.add_DispatcherServiceServicer_to_server(servicers.dispatchers, server)
     if with_reflection:
         reflection.enable_server_reflection(service_names(), server)
 

@@ -10,7 +10,7 @@ import structlog
 
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer
-from stepwell_server.api import convert, frames, validate
+from stepwell_server.api import convert, frames, streams, validate
 from stepwell_server.api.calls import Call, Context, current, request_of
 from stepwell_server.api.frames import NUMBERED, FrameReader
 from stepwell_server.domain.errors import (
@@ -22,7 +22,6 @@ from stepwell_server.domain.errors import (
     Internal,
     InvalidField,
     LeaseLost,
-    SlowConsumer,
     StepwellError,
 )
 from stepwell_server.domain.frames import Frame, RunNews
@@ -40,8 +39,6 @@ log = structlog.get_logger()
 
 HELLO_LIMIT = 10.0
 """Seconds for a worker to say hello."""
-WRITE_LIMIT = 10.0
-"""Seconds for a worker to read what was sent."""
 MESSAGE_BYTES = 3 * 1024 * 1024
 FRAMES_PER_SECOND = 20_000
 FRAMES_AT_ONCE = 40_000
@@ -257,19 +254,12 @@ class _Stream:
         for frame in ready:
             frame_size = frame.ByteSize()
             if batch and size + frame_size > MESSAGE_BYTES:
-                await self._write_one(batch)
+                await streams.write(self.context, pb.ConnectResponse(frames=batch))
                 batch, size = [], 0
             batch.append(frame)
             size += frame_size
         if batch:
-            await self._write_one(batch)
-
-    async def _write_one(self, batch: list[pb.ServerFrame]) -> None:
-        try:
-            async with asyncio.timeout(WRITE_LIMIT):
-                await self.context.write(pb.ConnectResponse(frames=batch))
-        except TimeoutError:
-            raise SlowConsumer(f"nothing was read for {WRITE_LIMIT:.0f} seconds", limit=WRITE_LIMIT) from None
+            await streams.write(self.context, pb.ConnectResponse(frames=batch))
 
     # ---- in
 

@@ -2,7 +2,6 @@
 
     StepwellError
     ├── Internal                      a bug; the log has the rest
-    ├── MethodUnimplemented
     ├── InvalidRequest                the caller must change the request
     │   ├── MalformedRequest
     │   ├── InvalidField
@@ -89,10 +88,6 @@ class StepwellError(Exception):
 
 class Internal(StepwellError):
     reason = "INTERNAL"
-
-
-class MethodUnimplemented(StepwellError):
-    reason = "METHOD_UNIMPLEMENTED"
 
 
 class InvalidRequest(StepwellError):

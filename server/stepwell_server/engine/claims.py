@@ -57,10 +57,10 @@ class Claimed:
     wakes: tuple[HandlerWake, ...] = ()
 
 
-def claim(tx: Tx, seats: Sequence[Seat], rules: RunRules, patience: Micros) -> Claimed:
-    """Lease due tasks to these seats."""
+def claim(tx: Tx, seats: Sequence[Seat], rules: RunRules, patience: Micros, most: int | None = None) -> Claimed:
+    """Lease due tasks to these seats; of all that is due, so many, the most urgent and oldest."""
     asked = _asked(seats)
-    due = store.lock_due(tx, asked, [seat.owner.session_id for seat in seats], patience)
+    due = store.lock_due(tx, asked, [seat.owner.session_id for seat in seats], patience)[:most]
     at = store.stamp(tx)
     assigned = _assign(due, seats)
     handed = _hand_out(tx, assigned, rules, at) if assigned else ()

@@ -118,7 +118,7 @@ class Connection:
     def tell(self, held: Held, news: RunNews) -> None:
         """News of a run for the worker."""
         if news.stale is not None or any(answer.released for answer in news.answers):
-            self.dispatcher.drop(self.place, held)
+            self.dispatcher.drop(self.place, held, ended=news.stale is None)
         elif held.task_id in self.place.held:
             self.dispatcher.set_timer(self.place, held, news.next_timer)
         if news.answers or news.resolved or news.timed_out or news.stale is not None:

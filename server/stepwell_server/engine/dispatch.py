@@ -9,10 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import structlog
 
+from stepwell_server.domain.dispatchers import ProcessOrder
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.frames import RunNews
 from stepwell_server.domain.leases import Held, Owner
@@ -80,6 +81,9 @@ class Dispatcher:
         self._places: dict[Owner, Place] = {}
         self._holders: dict[int, Place] = {}
         self._births: Counter[Handler] = Counter()
+        self._endings: dict[Held, asyncio.Future[bool]] = {}
+        """Executions whose end somebody waits for."""
+        self._orders: set[asyncio.Task[list[Held]]] = set()
         self._look_again = asyncio.Event()
 
     # ---- workers come and go
@@ -91,9 +95,10 @@ class Dispatcher:
     def leave(self, place: Place) -> None:
         """A worker's stream has ended. What it holds is somebody else's care."""
         self._places.pop(place.owner, None)
-        for task_id in place.held:
+        for task_id, held in place.held.items():
             if self._holders.get(task_id) is place:
                 del self._holders[task_id]
+                self._settle(held, ended=False)
 
     def close(self) -> None:
         """Hand out nothing more: the replica goes away."""
@@ -111,8 +116,9 @@ class Dispatcher:
         place.held[held.task_id] = held
         self._holders[held.task_id] = place
 
-    def drop(self, place: Place, held: Held) -> None:
-        """A worker no longer holds this task."""
+    def drop(self, place: Place, held: Held, *, ended: bool) -> None:
+        """A worker no longer holds this task: its execution has ended, or it was taken away."""
+        self._settle(held, ended=ended)
         if place.held.get(held.task_id) == held:
             del place.held[held.task_id]
             place.timers.pop(held.task_id, None)
@@ -253,18 +259,19 @@ class Dispatcher:
             for one in waiting:
                 one.cancel()
 
-    async def _claim(self) -> int:
+    async def _claim(self, order: ProcessOrder | None = None) -> Sequence[Handed]:
         """Claim for all our workers at once. Their credits are on the table until the answer is there."""
-        seats = [Seat(place.owner, place.handlers, place.credits) for place in self._places.values() if place.credits]
+        seats = self._seats(order)
         if not seats:
-            return 0
+            return ()
         for seat in seats:
             self._places[seat.owner].credits -= seat.credits
             self._places[seat.owner].lent += seat.credits
         claimed = Claimed()
         try:
             patience = 0 if self._bus.time.virtual else STICKY
-            claimed = await self._committer.submit(Claim(seats, patience))
+            most = None if order is None else order.max_tasks
+            claimed = await self._committer.submit(Claim(seats, patience, most))
         except StepwellError as error:
             log.debug("claim_failed", reason=error.reason)
         used = Counter(one.task.owner for one in claimed.handed)
@@ -273,8 +280,50 @@ class Dispatcher:
             if place is not None:
                 place.lent -= seat.credits
                 place.credits += seat.credits - used[seat.owner]
-        await self._deliver(claimed.handed)
-        return len(claimed.handed)
+        max_steps = 0 if order is None else order.max_steps
+        await self._deliver([replace(one, max_steps=max_steps) for one in claimed.handed])
+        return claimed.handed
+
+    def _seats(self, order: ProcessOrder | None) -> list[Seat]:
+        """Workers that can take something of what is to be handed out."""
+        seats = []
+        for place in self._places.values():
+            wanted = place.handlers if order is None else frozenset(filter(order.wanted.matches, place.handlers))
+            if place.credits and wanted:
+                seats.append(Seat(place.owner, wanted, place.credits))
+        return seats
+
+    # ---- on request
+
+    async def process(self, order: ProcessOrder) -> list[Held]:
+        """Hand out what is due, once, whoever dispatches here otherwise. Returns what was."""
+        handed = [Held(one.task.id, one.task.fence) for one in await self._claim(order)]
+        return [one for one in handed if one.task_id in self._holders]
+
+    def take_order(self, order: ProcessOrder) -> None:
+        """Another replica was asked to hand this out: so do we, for our own workers."""
+        task = asyncio.create_task(self.process(order))
+        self._orders.add(task)
+        task.add_done_callback(self._orders.discard)
+
+    async def ended(self, handed: Iterable[Held], seconds: float) -> int:
+        """How many of these executions have ended within so many seconds: suspended, finished or failed."""
+        if not seconds:
+            return 0
+        waits = {one: self._endings.setdefault(one, asyncio.get_running_loop().create_future()) for one in handed}
+        for one, wait in waits.items():
+            if one.task_id not in self._holders and not wait.done():
+                wait.set_result(True)  # before we could ask
+        if waits:
+            await asyncio.wait(waits.values(), timeout=seconds)
+        for one in waits:
+            self._endings.pop(one, None)
+        return sum(wait.done() and wait.result() for wait in waits.values())
+
+    def _settle(self, held: Held, *, ended: bool) -> None:
+        wait = self._endings.get(held)
+        if wait is not None and not wait.done():
+            wait.set_result(ended)
 
     async def _deliver(self, handed: Sequence[Handed]) -> None:
         states = await self._states([one for one in handed if _needs_state(one)])

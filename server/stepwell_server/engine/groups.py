@@ -77,6 +77,7 @@ class LateClaim:
 
     seats: Sequence[Seat]
     patience: Micros
+    most: int | None
     claimed: Claimed = field(default_factory=Claimed)
 
 
@@ -125,9 +126,9 @@ class Group:
         """Add a task, unless its (handler, key) has one."""
         self.fresh.setdefault((new.handler, new.key), new)
 
-    def claim_later(self, seats: Sequence[Seat], patience: Micros) -> LateClaim:
+    def claim_later(self, seats: Sequence[Seat], patience: Micros, most: int | None) -> LateClaim:
         """Claim for these seats once the group is written."""
-        late = LateClaim(seats, patience)
+        late = LateClaim(seats, patience, most)
         self.claims.append(late)
         return late
 
@@ -167,7 +168,7 @@ def run_group(tx: Tx, calls: Sequence[HotCall], rules: RunRules, *, waiting: boo
     decided = _decide(group, calls)
     _write(tx, group)
     for late in group.claims:
-        late.claimed = claim(tx, late.seats, rules, late.patience)
+        late.claimed = claim(tx, late.seats, rules, late.patience, late.most)
     answers = [one.answer() if isinstance(one, Later) else one for one in decided]
     return GroupResult(answers, _committed(group))
 

@@ -8,18 +8,21 @@ from typing import TYPE_CHECKING
 from uuid import uuid4
 
 from stepwell_server.domain.engine_events import EngineEvent, EngineEventName, created, ended, enqueued
-from stepwell_server.domain.hooks import Hook, HookKey, NewHook
+from stepwell_server.domain.hooks import HANDLER_NOT_FOUND, UNSERVED_FOR, Hook, HookKey, NewHook
 from stepwell_server.domain.jobs import JOB_PRIORITY, Job
 from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.runs import Run, RunRules
-from stepwell_server.domain.tasks import NewTask, Task, TaskKind
+from stepwell_server.domain.tasks import Handler, NewTask, Task, TaskKind
 from stepwell_server.domain.times import Micros
+from stepwell_server.domain.workflows import Failure
 from stepwell_server.storage import dialect, handlers
 from stepwell_server.storage import hooks as store
 from stepwell_server.storage import tasks as task_store
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.hooks import FoundHook, HookBirth, HookEnd
 from stepwell_server.storage.tasks import Stamp
+
+UNSERVED_AT_ONCE = 500
 
 if TYPE_CHECKING:
     from stepwell_server.engine.groups import Group
@@ -109,6 +112,28 @@ def claim(tx: Tx, leased: Sequence[tuple[Task, Owner, int]], rules: RunRules, at
     if handed:
         task_store.save(tx, handed)
     return [(task, found[task.id]) for task in handed]
+
+
+def fail_unserved(tx: Tx, of: Sequence[Handler], rules: RunRules) -> list[Task]:
+    """Count an execution as failed of each hook of these handlers that is due for too long, as nobody knows them.
+
+    Returns the tasks of those that are tried again.
+    """
+    found = store.lock_unserved(tx, of, UNSERVED_FOR, UNSERVED_AT_ONCE)
+    if not found:
+        return []
+    at = task_store.stamp(tx)
+    jobs = [Job(task, at.now, at.lease_now, rules) for task, _ in found]
+    for job, (_, hook) in zip(jobs, found, strict=True):
+        job.give_up(hook.attempts, hook.policy, Failure(HANDLER_NOT_FOUND, f"nobody hosts a hook named {hook.name}"))
+    store.end(tx, [HookEnd(one.task.id, at.now, one.ended) for one in jobs if one.ended is not None])
+    gone = [one.task.id for one in jobs if one.ending is not None]
+    if gone:
+        task_store.remove(tx, gone)
+    tried_again = [one.task for one in jobs if one.ending is None]
+    if tried_again:
+        task_store.save(tx, tried_again)
+    return tried_again
 
 
 def tell(tx: Tx, events: Iterable[EngineEvent], rules: RunRules, at: Stamp) -> list[Task]:

@@ -65,6 +65,8 @@ class Claim(HotCall):
     seats: Sequence[Seat]
     patience: Micros = 0
     """How long others' cached runs are left to them."""
+    most: int | None = None
+    """None: as many as the seats can take."""
 
     @property
     def entity(self) -> Hashable:
@@ -73,7 +75,7 @@ class Claim(HotCall):
 
     def decide(self, group: Group) -> Later:
         """Claim after the group is written, so that what it makes due can be had at once."""
-        late = group.claim_later(self.seats, self.patience)
+        late = group.claim_later(self.seats, self.patience, self.most)
         return Later(lambda: late.claimed)
 
 

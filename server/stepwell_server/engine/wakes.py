@@ -68,6 +68,8 @@ class WakeBus:
         """Grows with every change that this replica has seen."""
         self.registered: set[Handler] = set()
         """Handlers that somebody hosts or that have a target, as far as is known."""
+        self.served: set[Handler] = set()
+        """Handlers that workers connected to any replica host, as far as is known."""
         self._wakes: dict[Handler, HandlerWake] = {}
         self._noted: set[Handler] = set()
         self._all_noted = False

@@ -105,7 +105,7 @@ class Webhooks:
 
     def _over(self, held: Held, task: asyncio.Task[None]) -> None:
         del self._under_way[held]
-        self.spine.dispatcher.drop(self._place, held)
+        self.spine.dispatcher.drop(self._place, held, ended=not task.cancelled())
         self.spine.dispatcher.grant(self._place, 1)
         if not task.cancelled() and task.exception() is not None:
             log.error("delivery_failed", task_id=held.task_id, exc_info=task.exception())

@@ -149,6 +149,12 @@ def next_wakes(tx: Tx, of: Sequence[Handler] | None = None) -> list[HandlerWake]
     return [_wake(row) for row in found]
 
 
+def next_wakes_in(tx: Tx, namespace: str) -> list[HandlerWake]:
+    """When the next task of each handler of a namespace can be claimed."""
+    statement = _next_wakes_sql(dialect.product(tx), True).where(handlers.c.namespace == namespace)
+    return [_wake(row) for row in tx.execute(statement)]
+
+
 @cache
 def _next_wakes_sql(product: str, of_all: bool) -> Select[Any]:
     statement = select(

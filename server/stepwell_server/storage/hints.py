@@ -17,6 +17,7 @@ import asyncpg
 import structlog
 from sqlalchemy import URL, text
 
+from stepwell_server.domain.dispatchers import ProcessOrder, WakeFilter
 from stepwell_server.domain.tasks import Handler, TaskKind
 from stepwell_server.storage.database import Tx
 
@@ -40,6 +41,8 @@ class Hint:
     """Held tasks whose holders must look."""
     instances: frozenset[int] = frozenset()
     """Instances that stand somewhere else now."""
+    order: ProcessOrder | None = None
+    """Somebody asked to have this handed out."""
 
 
 ANYTHING = Hint()
@@ -123,7 +126,7 @@ class PostgresqlHints:
         if connection is None:
             return
         names = [[one.namespace, one.kind, one.name] for one in hint.handlers or ()]
-        said = [self._ping, names, list(hint.tasks), list(hint.instances)]
+        said = [self._ping, names, list(hint.tasks), list(hint.instances), _order_row(hint.order)]
         spoken = json.dumps(said, separators=(",", ":"))
         if len(spoken.encode()) > LONGEST_HINT:
             spoken = json.dumps([self._ping])
@@ -166,12 +169,25 @@ class PostgresqlHints:
         if not said:
             on_hint(ANYTHING)
             return
-        names, tasks, instances = said
+        names, tasks, instances, *more = said
         handlers = frozenset(Handler(space, TaskKind(kind), name) for space, kind, name in names)
-        on_hint(Hint(handlers, frozenset(tasks), frozenset(instances)))
+        order = _order_from(more[0]) if more and more[0] else None
+        on_hint(Hint(handlers, frozenset(tasks), frozenset(instances), order))
 
     def _notify(self, tx: Tx, hint: str) -> None:
         tx.execute(text("SELECT pg_notify(:channel, :hint)"), {"channel": CHANNEL, "hint": hint})
+
+
+def _order_row(order: ProcessOrder | None) -> list[Any]:
+    if order is None:
+        return []
+    wanted = order.wanted
+    return [wanted.namespace, sorted(wanted.kinds), sorted(wanted.names), order.max_tasks, order.max_steps]
+
+
+def _order_from(row: list[Any]) -> ProcessOrder:
+    namespace, kinds, names, max_tasks, max_steps = row
+    return ProcessOrder(WakeFilter(namespace, frozenset(map(TaskKind, kinds)), frozenset(names)), max_tasks, max_steps)
 
 
 async def _close(connection: Any) -> None:

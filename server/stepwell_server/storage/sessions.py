@@ -129,6 +129,12 @@ def count_by_handler(tx: Tx, namespace: str) -> dict[Handler, int]:
     return counts
 
 
+def served(tx: Tx) -> set[Handler]:
+    """Whom living sessions host, in all namespaces."""
+    found = tx.execute(select(sessions).where(_alive()))
+    return {handler for row in found for handler in _session(row).handlers}
+
+
 def _alive() -> Any:
     by_stream = and_(sessions.c.replica_id != "", sessions.c.seen_at > lease_now() - STREAM_SEEN)
     by_call = and_(sessions.c.replica_id == "", sessions.c.seen_at > lease_now() - CALLER_SEEN)

@@ -40,8 +40,6 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """Never sent."""
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 1
     """INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log."""
-    ERROR_REASON_METHOD_UNIMPLEMENTED: _ErrorReason.ValueType  # 2
-    """UNIMPLEMENTED: the contract has this method, this server does not (yet). Metadata: "method"."""
     ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 10
     """INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
     where it is known.
@@ -193,8 +191,6 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 """Never sent."""
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 1
 """INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log."""
-ERROR_REASON_METHOD_UNIMPLEMENTED: ErrorReason.ValueType  # 2
-"""UNIMPLEMENTED: the contract has this method, this server does not (yet). Metadata: "method"."""
 ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 10
 """INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
 where it is known.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
+from stepwell_server.domain.dispatchers import ProcessOrder
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.engine.groups import Committed
 from stepwell_server.storage.hints import Hint, Hints
@@ -20,6 +21,7 @@ class HintRelay:
         self._touched: set[Handler] = set()
         self._told: set[int] = set()
         self._moved: set[int] = set()
+        self._orders: dict[ProcessOrder, None] = {}
         self._any = asyncio.Event()
 
     def note(self, committed: Committed) -> None:
@@ -30,6 +32,11 @@ class HintRelay:
         if self._touched:
             self._any.set()
 
+    def order(self, order: ProcessOrder) -> None:
+        """Somebody asked us to have this handed out: the others have workers, too."""
+        self._orders[order] = None
+        self._any.set()
+
     async def run(self) -> None:
         """Send what was collected, until cancelled."""
         while True:
@@ -37,5 +44,8 @@ class HintRelay:
             await asyncio.sleep(COALESCED)
             hint = Hint(frozenset(self._touched), frozenset(self._told), frozenset(self._moved))
             self._touched, self._told, self._moved = set(), set(), set()
+            orders, self._orders = list(self._orders), {}
             self._any.clear()
             await self._hints.send(hint)
+            for order in orders:
+                await self._hints.send(Hint(frozenset(), order=order))

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, field
 
 import structlog
 
 from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.tasks import Task, TaskKind
+from stepwell_server.domain.hooks import UNSERVED_FOR
+from stepwell_server.domain.tasks import Handler, Task, TaskKind
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import status_of
+from stepwell_server.engine import jobs
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.spine import Spine
-from stepwell_server.storage import handlers, leases, tasks, workflows
+from stepwell_server.storage import handlers, leases, sessions, tasks, workflows
 from stepwell_server.storage.database import Tx, TxOptions
 from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.hints import Hints
@@ -38,8 +40,11 @@ class Swept:
 
     wakes: list[HandlerWake]
     lapsed: list[Task]
+    given_up: list[Task]
+    """Hooks of which an execution failed because nobody knows their handler."""
     gap: bool
     held: bool
+    served: set[Handler]
     at: Stamp
 
 
@@ -52,6 +57,8 @@ class Sweep:
     report: Callable[[bool], Awaitable[None]]
     _rested_at: Micros = 0
     """When nobody held anything, as far as this replica saw, by lease_now()."""
+    _forlorn: set[Handler] = field(default_factory=set)
+    """Handlers that nobody knows, of which a hook has failed for it."""
 
     async def run(self) -> None:
         """Sweep again and again, with jitter, until cancelled."""
@@ -78,14 +85,16 @@ class Sweep:
             log.warning("leases_lapsed", tasks=len(swept.lapsed))
         if not swept.held:
             self._rested_at = swept.at.lease_now
+        self.spine.bus.served = swept.served
         self.spine.bus.refresh(None, swept.wakes, swept.at)
-        if swept.lapsed:
-            self.spine.announce(committed_by(swept.lapsed, [], swept.at, [task.id for task in swept.lapsed]))
+        if swept.lapsed or swept.given_up:
+            told = [task.id for task in swept.lapsed]
+            self.spine.announce(committed_by([*swept.lapsed, *swept.given_up], [], swept.at, told))
         return swept
 
     def _sweep(self, tx: Tx) -> Swept:
         """A system at rest writes nothing: the lease clock only ticks while somebody holds something."""
-        gap, lapsed = False, []
+        gap, lapsed, given_up = False, list[Task](), list[Task]()
         held = leases.any_held(tx)
         if held:
             gap = leases.tick(tx, self.spine.committer.rules.times, self._rested_at)
@@ -94,7 +103,18 @@ class Sweep:
             if statuses:
                 workflows.copy_status(tx, statuses, tasks.stamp(tx).now)
         self.hints.ping(tx)
-        return Swept(handlers.next_wakes(tx), lapsed, gap, held, tasks.stamp(tx))
+        wakes = handlers.next_wakes(tx)
+        unknown = self._unknown(wakes, tasks.stamp(tx).now)
+        if unknown:
+            given_up = jobs.fail_unserved(tx, unknown, self.spine.committer.rules)
+        return Swept(wakes, lapsed, given_up, gap, held, sessions.served(tx), tasks.stamp(tx))
+
+    def _unknown(self, wakes: Sequence[HandlerWake], now: Micros) -> list[Handler]:
+        """Handlers of hooks that nobody ever registered and that have something due for too long."""
+        due = {one.handler: one.due_at for one in wakes if not one.is_registered and one.due_at is not None}
+        hooks = {one: at for one, at in due.items() if one.kind is TaskKind.HOOK}
+        self._forlorn = {one for one, at in hooks.items() if one in self._forlorn or at <= now - UNSERVED_FOR}
+        return [one for one in self._forlorn if hooks[one] <= now]
 
     def _interval(self) -> float:
         if not self.spine.db.reachable:

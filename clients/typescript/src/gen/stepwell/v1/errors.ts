@@ -31,8 +31,6 @@ export enum ErrorReason {
   ERROR_REASON_UNSPECIFIED = 0,
   /** ERROR_REASON_INTERNAL - INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log. */
   ERROR_REASON_INTERNAL = 1,
-  /** ERROR_REASON_METHOD_UNIMPLEMENTED - UNIMPLEMENTED: the contract has this method, this server does not (yet). Metadata: "method". */
-  ERROR_REASON_METHOD_UNIMPLEMENTED = 2,
   /**
    * ERROR_REASON_MALFORMED_REQUEST - INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
    * where it is known.
@@ -193,9 +191,6 @@ export function errorReasonFromJSON(object: any): ErrorReason {
     case 1:
     case "ERROR_REASON_INTERNAL":
       return ErrorReason.ERROR_REASON_INTERNAL;
-    case 2:
-    case "ERROR_REASON_METHOD_UNIMPLEMENTED":
-      return ErrorReason.ERROR_REASON_METHOD_UNIMPLEMENTED;
     case 10:
     case "ERROR_REASON_MALFORMED_REQUEST":
       return ErrorReason.ERROR_REASON_MALFORMED_REQUEST;
@@ -404,8 +399,6 @@ export function errorReasonToJSON(object: ErrorReason): string {
       return "ERROR_REASON_UNSPECIFIED";
     case ErrorReason.ERROR_REASON_INTERNAL:
       return "ERROR_REASON_INTERNAL";
-    case ErrorReason.ERROR_REASON_METHOD_UNIMPLEMENTED:
-      return "ERROR_REASON_METHOD_UNIMPLEMENTED";
     case ErrorReason.ERROR_REASON_MALFORMED_REQUEST:
       return "ERROR_REASON_MALFORMED_REQUEST";
     case ErrorReason.ERROR_REASON_INVALID_FIELD:

@@ -1,0 +1,143 @@
+"""Use cases of dispatchers: learn when something is due, and have it handed out."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+from stepwell_server.domain.dispatchers import ProcessOrder, Wake, WakeFilter
+from stepwell_server.domain.errors import DurationOutOfRange, ProcessDisabled
+from stepwell_server.domain.tasks import Handler
+from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.engine.spine import Spine
+from stepwell_server.storage import handlers, sessions, tasks
+from stepwell_server.storage.database import READ, Tx
+from stepwell_server.storage.handlers import HandlerWake
+from stepwell_server.storage.tasks import Stamp
+
+CONFLATED = 0.02
+"""Seconds for which changes are collected before followers are told of the newest."""
+MOST_UNSERVED = 100
+LONGEST_WAIT: Micros = 60 * SECOND
+
+
+@dataclass(frozen=True, slots=True)
+class Processed:
+    """What one pass did."""
+
+    handed_out: int
+    ended: int
+    """Of those, how many executions ended while the call waited."""
+    wake: Wake
+
+
+@dataclass(slots=True, eq=False)
+class _Feed:
+    """The newest wake of one filter, and everybody who follows it."""
+
+    wake: Wake
+    changed: asyncio.Event = field(default_factory=asyncio.Event)
+    followers: int = 0
+    task: asyncio.Task[None] | None = None
+
+    def publish(self, wake: Wake) -> None:
+        """Take over a newer wake, and tell everybody if it says something else."""
+        is_news = not wake.says_the_same(self.wake)
+        self.wake = wake
+        if is_news:
+            self.tell()
+
+    def tell(self) -> None:
+        """Wake up all followers."""
+        self.changed.set()
+        self.changed = asyncio.Event()
+
+
+class Dispatchers:
+    """What sidecars ask for. `order` tells other replicas to hand out as well."""
+
+    def __init__(self, spine: Spine, order: Callable[[ProcessOrder], None], *, hands_out: bool) -> None:
+        self._spine = spine
+        self._order = order
+        self._hands_out = hands_out
+        self._feeds: dict[WakeFilter, _Feed] = {}
+        self.is_draining = False
+
+    # ---- wakes
+
+    async def next_wake(self, wanted: WakeFilter) -> Wake:
+        """The next wake, as the database says now."""
+        wanted.check()
+        await self._spine.registry.limits_of(wanted.namespace)
+
+        def work(tx: Tx) -> tuple[list[HandlerWake], set[Handler], Stamp]:
+            found = handlers.next_wakes_in(tx, wanted.namespace)
+            return found, set(sessions.count_by_handler(tx, wanted.namespace)), tasks.stamp(tx)
+
+        found, served, at = await self._spine.db.run_tx(work, READ)
+        bus = self._spine.bus
+        bus.refresh([one.handler for one in found], found, at)
+        bus.served = {one for one in bus.served if one.namespace != wanted.namespace} | served
+        return self._current(wanted)
+
+    def _current(self, wanted: WakeFilter) -> Wake:
+        """The next wake, as far as this replica knows: never later than the truth for what it has committed itself."""
+        bus = self._spine.bus
+        wake, now = bus.next_wake(wanted.matches), bus.time.now()
+        times = [] if wake.due_at is None else [wake.due_at]
+        if wake.lapses_at is not None:  # by the other clock
+            times.append(now + max(0, wake.lapses_at - bus.time.lease_now()))
+        served = self._spine.dispatcher.served() | bus.served
+        unserved = [(one, at) for one, at in bus.due_handlers(wanted.matches) if one not in served]
+        return Wake(wake.number, now, min(times, default=None), tuple(unserved[:MOST_UNSERVED]))
+
+    async def follow(self, wanted: WakeFilter, keepalive: float) -> AsyncGenerator[Wake, None]:
+        """The current wake, then every change, conflated; the same again if there was none for so many seconds."""
+        first = await self.next_wake(wanted)
+        feed = self._feeds.setdefault(wanted, _Feed(first))
+        feed.publish(first)
+        feed.followers += 1
+        if feed.task is None:
+            feed.task = asyncio.create_task(self._feed(wanted, feed))
+        try:
+            while True:
+                changed = feed.changed
+                yield feed.wake
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(keepalive):
+                        await changed.wait()
+        finally:
+            feed.followers -= 1
+            if not feed.followers:
+                feed.task.cancel()
+                del self._feeds[wanted]
+
+    async def _feed(self, wanted: WakeFilter, feed: _Feed) -> None:
+        while True:
+            await self._spine.bus.changed_since(feed.wake.number)
+            await asyncio.sleep(CONFLATED)
+            feed.publish(self._current(wanted))
+
+    def drain(self) -> None:
+        """Tell everybody that the replica goes away."""
+        self.is_draining = True
+        for feed in self._feeds.values():
+            feed.tell()
+
+    # ---- work
+
+    async def process(self, order: ProcessOrder, wait: Micros) -> Processed:
+        """Hand out what is due to this replica's workers, and tell the other replicas to do the same."""
+        if not self._hands_out:
+            raise ProcessDisabled("this server hands out nothing on request")
+        if wait > LONGEST_WAIT:
+            raise DurationOutOfRange("wait must be at most 60 seconds", field="wait")
+        order.wanted.check()
+        await self._spine.registry.limits_of(order.wanted.namespace)
+        dispatcher = self._spine.dispatcher
+        handed = await dispatcher.process(order)
+        self._order(order)
+        ended = await dispatcher.ended(handed, wait / SECOND)
+        return Processed(len(handed), ended, await self.next_wake(order.wanted))
