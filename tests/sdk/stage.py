@@ -153,8 +153,11 @@ def waiting(name: str, type: Any = states.STEP_TYPE_DO, attempts: int = 0) -> pb
     return state(name, states.STEP_STATUS_WAITING, type=type, attempts=attempts)
 
 
-def failed(name: str, failure: str, message: str = "", type: Any = states.STEP_TYPE_DO) -> pb.StepState:
-    return state(name, states.STEP_STATUS_ERRORED, type=type, failure=Failure(name=failure, message=message))
+def failed(
+    name: str, failure: str, message: str = "", type: Any = states.STEP_TYPE_DO, *, non_retryable: bool = False
+) -> pb.StepState:
+    stored = Failure(name=failure, message=message, non_retryable=non_retryable)
+    return state(name, states.STEP_STATUS_ERRORED, type=type, failure=stored)
 
 
 def state(name: str, status: Any, type: Any = states.STEP_TYPE_DO, **fields: Any) -> pb.StepState:

@@ -10,7 +10,7 @@ import pytest
 from stepwell import App, hook
 from stepwell.holdings import Capacity, Holdings
 from stepwell.v1 import workers_pb2 as pb
-from tests.sdk.stage import InlinePool
+from tests.sdk.stage import InlinePool, in_a_word, settle
 from tests.sdk.test_holdings import Worker, nap
 
 
@@ -33,8 +33,12 @@ class HookWorker(Worker):
         self.welcome()
 
     async def hook(self, name: str, task_id: int = 1, fence: int = 1) -> list[str]:
-        ref = pb.HandlerRef(kind=pb.HANDLER_KIND_HOOK, name=name)
-        return await self.receive(task_id, fence, task=pb.Task(handler=ref, key="r-1", hook=pb.HookInput()))
+        return await self.receive(task_id, fence, task=hook_frame(name).task)
+
+
+def hook_frame(name: str) -> pb.ServerFrame:
+    ref = pb.HandlerRef(kind=pb.HANDLER_KIND_HOOK, name=name)
+    return pb.ServerFrame(task_id=1, fence=1, task=pb.Task(handler=ref, key="r-1", hook=pb.HookInput()))
 
 
 @pytest.fixture
@@ -47,6 +51,35 @@ async def test_a_hook_is_acked_executed_and_reported_for_one_credit(worker: Hook
     assert worker.held() == [(1, 1)]
 
     assert await worker.ack(1, released=True) == ["credit:1"]
+    assert worker.held() == []
+
+
+async def test_a_handler_begins_when_its_arrival_is_on_its_way(worker: HookWorker) -> None:
+    """One that kills its process must have been counted."""
+    worker.holdings.receive(hook_frame("quick"))
+    assert [in_a_word(frame) for frame in worker.holdings.take_frames()] == ["task_ack"]
+    await settle()
+    assert worker.holdings.take_frames() == []
+
+    worker.holdings.written()
+    await settle()
+    assert worker.sent() == ["outcome"]
+
+
+async def test_an_arrival_that_a_lost_stream_swallowed_is_said_again(worker: HookWorker) -> None:
+    worker.holdings.receive(hook_frame("quick"))
+    worker.holdings.take_frames()
+    worker.holdings.disconnected()
+
+    assert worker.welcome((1, 1)) == ["task_ack", "credit:1"]
+    await settle()
+    assert worker.sent() == ["outcome"]
+
+
+async def test_a_worker_that_stood_still_leaves_a_hook_that_another_may_have(worker: HookWorker) -> None:
+    worker.clock.advance(6)  # half of its ack window
+
+    assert await worker.hook("quick") == ["credit:1"]
     assert worker.held() == []
 
 
@@ -113,7 +146,7 @@ async def test_heartbeats_name_hooks_and_a_lease_that_is_not_renewed_is_given_up
 async def test_a_hook_under_a_new_fence_replaces_the_old_execution(worker: HookWorker) -> None:
     await worker.hook("stuck", fence=1)
 
-    assert await worker.hook("quick", fence=2) == ["task_ack", "outcome", "credit:1"]
+    assert await worker.hook("quick", fence=2) == ["task_ack", "credit:1", "outcome"]
     assert worker.held() == [(1, 2)]
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from stepwell.hooks import HookDefinition
-from stepwell.workflows import AnyWorkflow, WorkflowDefinition, definition_of
+from stepwell.workflows import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint, definition_of
 
 D = TypeVar("D", WorkflowDefinition[Any, Any], HookDefinition[Any])
 
@@ -22,6 +22,10 @@ class App:
     hook_definitions: dict[str, HookDefinition[Any]] = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        for workflow in self.workflows:
+            if getattr(workflow, "run", None) is WorkflowEntrypoint.run:  # a client does without
+                name = definition_of(workflow).name
+                raise TypeError(f"the workflow {name!r} has no async def run(self, event, step)")
         for hook in self.hooks:
             if not isinstance(hook, HookDefinition):
                 raise TypeError(f"a hook is made by @hook(...), not {hook!r}")

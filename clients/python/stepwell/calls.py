@@ -11,7 +11,14 @@ from functools import partial
 
 from stepwell.bodies import Body, Execution, Outcome
 from stepwell.clocks import Clock
-from stepwell.errors import StepMaxAttemptsExceeded, StepResultInvalid, StepTimeoutError, to_failure
+from stepwell.errors import (
+    StepMaxAttemptsExceeded,
+    StepResultInvalid,
+    StepTimeoutError,
+    from_failure,
+    raised_for,
+    to_failure,
+)
 from stepwell.steps import StepOptions
 from stepwell.terms import Terms
 from stepwell.threads import Pool
@@ -71,6 +78,16 @@ class StepCall:
         if self.execution is not None:
             self.execution.abandon()
             self.execution = None
+
+    def settle(self, state: pb.StepState, error: BaseException | None) -> None:
+        """Let the function have the end of the step; `error` is what its body raised, if it did so in this process."""
+        if self.future.done():
+            return
+        if state.status == states.STEP_STATUS_COMPLETED:
+            self.future.set_result(state)
+        else:
+            failed = from_failure(state.failure) if error is None else raised_for(error, state.failure)
+            self.future.set_exception(failed)
 
     def max_attempts(self, terms: Terms) -> float:
         """How many executions there may be."""

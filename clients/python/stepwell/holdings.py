@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -30,8 +31,6 @@ if TYPE_CHECKING:
 
 _LOG = logging.getLogger("stepwell.worker")
 
-_ACK_SECONDS = 0.02  # of real time whatever the clock: how long an acknowledgement waits for company
-
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
@@ -51,6 +50,9 @@ class _Held:
     work: Work | None = None
     renewed_at: float = 0.0
     number: int = 0  # of the last frame of a run that had to start over
+    is_acked: bool = False  # its TaskAck is on its way
+    is_doubtful: bool = False  # it came so late that another may have it by now
+    resolved: list[pb.Resolved] = field(default_factory=list)  # what came before there was a run to hear it
 
     def renew(self, at: float) -> None:
         self.renewed_at = max(self.renewed_at, at)
@@ -93,9 +95,12 @@ class Holdings:
         self._cache: OrderedDict[tuple[str, str], Run] = OrderedDict()
         self._functions: set[asyncio.Task[Any]] = set()
         self._outbox: list[pb.WorkerFrame] = []
+        self._arrived: list[_Held] = []  # to be acknowledged with the next message
+        self._acking: list[_Held] = []  # acknowledged by the message that is being written
         self._owed = 0
-        self._is_ack_due = False
         self._beats = _Beats()
+        self._looked_at = clock.now()
+        self._stood_still_at = -math.inf
         self._is_connected = False
 
     # For the connection.
@@ -110,7 +115,8 @@ class Holdings:
         if self.terms.database_id not in ("", terms.database_id):
             self._drop_everything()
         self.terms = terms
-        self._outbox, self._beats, self._is_connected = [], _Beats(), True
+        self._outbox, self._arrived, self._acking = [], [], []
+        self._beats, self._is_connected, self._looked_at = _Beats(), True, self.clock.now()
         kept = {(held.task_id, held.fence) for held in welcome.held}
         self._owed = 0
         for held in list(self._held.values()):
@@ -129,11 +135,23 @@ class Holdings:
     def take_frames(self) -> list[pb.WorkerFrame]:
         """Everything that is ready to be sent, with the credit that is due."""
         frames, self._outbox = self._outbox, []
+        self._acking, self._arrived = self._acking + self._arrived, []
         if self._owed and self._is_connected and not self.is_draining:
             credit = pb.Credit(kind=pb.HANDLER_KIND_WORKFLOW, tasks=self._owed)
             frames.append(pb.WorkerFrame(credit=credit))
             self._owed = 0
         return frames
+
+    def written(self) -> None:
+        """What was taken last is on its way: begin what it acknowledges.
+
+        Not earlier: the first bodies begin before any frame names them, and if one of them kills the process, all that
+        the server has to count it by is that the task had arrived.
+        """
+        acking, self._acking = self._acking, []
+        for held in acking:
+            held.is_acked = True
+            self._begin(held)
 
     def receive(self, frame: pb.ServerFrame) -> None:
         """Take in what the server says. Unknown frames, and those about tasks not held, are ignored."""
@@ -152,8 +170,8 @@ class Holdings:
                 self._drop(held)
             case "refused":
                 self._refused(held, frame)
-            case "resolved" if held is not None and held.fence == frame.fence and isinstance(held.work, Run):
-                held.work.resolved(frame.resolved)
+            case "resolved" if held is not None and held.fence == frame.fence:
+                self._resolved(held, frame.resolved)
             case "cancel" if held is not None and held.fence == frame.fence:
                 self._cancel(held, frame.cancel)
 
@@ -169,7 +187,11 @@ class Holdings:
 
     def expire(self) -> None:
         """Stop tasks whose last renewal is so old that another worker may have them soon."""
-        oldest = self.clock.now() - self.terms.holds_for
+        now = self.clock.now()
+        if now - self._looked_at > self.terms.standstill:
+            self._stood_still_at = now
+        self._looked_at = now
+        oldest = now - self.terms.holds_for
         for held in [held for held in self._held.values() if held.last_renewal() <= oldest]:
             _LOG.warning("lease_not_renewed task_id=%s", held.task_id)
             self._drop(held)
@@ -213,6 +235,12 @@ class Holdings:
         self.is_draining = True
         self.rested()
 
+    def name_bodies(self) -> None:
+        """Say which bodies execute, where no frame has said so yet: the worker is about to leave them."""
+        for held in self._held.values():
+            if isinstance(held.work, Run):
+                held.work.name_bodies()
+
     async def close(self) -> None:
         """Drop everything, and see the functions end."""
         self._drop_everything()
@@ -227,41 +255,45 @@ class Holdings:
         if held is None:
             if self.is_draining:
                 return  # not acknowledged: it goes back with our Goodbye
-            held = _Held(task_id, fence, task, renewed_at=self.clock.now())
+            is_doubtful = self._is_doubtful()
+            if is_doubtful and task.handler.kind == pb.HANDLER_KIND_HOOK:
+                self._owed += 1  # not acknowledged: if it is still ours, it goes back when its ack window is over
+                self.wake()
+                return
+            held = _Held(task_id, fence, task, renewed_at=self.clock.now(), is_doubtful=is_doubtful)
             self._held[task_id] = held
         elif held.work is not None:
             return  # it came twice
         held.task = task
-        self._acknowledge(held)
-        if not task.workflow.more:
+        if held.is_acked:
             self._begin(held)
+        else:
+            self._acknowledge(held)
 
     def _acknowledge(self, held: _Held) -> None:
-        """Say that the task has arrived: with its first result if that comes soon, which saves the server a commit."""
-        if self._is_connected:
-            self._outbox.append(pb.WorkerFrame(task_id=held.task_id, fence=held.fence, task_ack=pb.TaskAck()))
-            if not self._is_ack_due:
-                self._is_ack_due = True
-                asyncio.get_running_loop().call_later(_ACK_SECONDS, self._send_acks)
+        self._arrived.append(held)
+        self._say(held, task_ack=pb.TaskAck())
 
-    def _send_acks(self) -> None:
-        self._is_ack_due = False
-        self.wake()
+    def _is_doubtful(self) -> bool:
+        """Whether this process stood still lately: then a task may have waited for longer than its ack window."""
+        now, longest = self.clock.now(), self.terms.standstill
+        return now - self._looked_at > longest or now - self._stood_still_at < longest
 
     def _more_state(self, held: _Held, state: pb.TaskState) -> None:
-        if held.work is not None:
-            return
-        held.task.workflow.steps.extend(state.steps)
-        if not state.more:
+        if held.work is None:
+            held.task.workflow.steps.extend(state.steps)
+            held.task.workflow.more = state.more
             self._begin(held)
 
     def _begin(self, held: _Held) -> None:
-        """All of the state is here: begin."""
+        """Begin, once the arrival is acknowledged and all of the state is here."""
+        is_held = self._held.get(held.task_id) is held
+        if not is_held or held.work is not None or not held.is_acked or held.task.workflow.more:
+            return
         if held.task.handler.kind == pb.HANDLER_KIND_HOOK:
             self._begin_hook(held)
         else:
             self._begin_run(held)
-        held.task = pb.Task()  # what is in it has been taken over
 
     def _begin_hook(self, held: _Held) -> None:
         definition = self._app.hook_definitions.get(held.task.handler.name)
@@ -270,6 +302,7 @@ class Holdings:
             return
         held.work = job = Job(self, definition, held.task_id, held.fence)
         job.begin(held.task.key, held.task.hook)
+        held.task = pb.Task()  # its payload is the job's by now
 
     def _begin_run(self, held: _Held) -> None:
         """Go on with the run that is in memory, or begin one from the top."""
@@ -289,22 +322,34 @@ class Holdings:
                 return
             run = self._new_run(definition, task.key)
         held.work = run
-        run.attach(held.task_id, held.fence, task.workflow, held.number)
+        run.attach(held.task_id, held.fence, task.workflow, held.number, is_doubtful=held.is_doubtful)
+        held.task = pb.Task()  # its payloads are the run's by now
+        earlier, held.resolved = held.resolved, []
+        for resolved in earlier:
+            self._resolved(held, resolved)
 
     def _refuse(self, held: _Held) -> None:
         _LOG.error("task_of_unknown_handler kind=%s name=%s", held.task.handler.kind, held.task.handler.name)
         self._remove(held)
+
+    def _resolved(self, held: _Held, resolved: pb.Resolved) -> None:
+        if held.work is None:
+            held.resolved.append(resolved)
+        elif isinstance(held.work, Run):
+            held.work.resolved(resolved)
 
     def _new_run(self, definition: WorkflowDefinition[Any, Any], key: str) -> Run:
         return Run(self, definition, self._client, key)
 
     def _send_again(self, held: _Held) -> None:
         held.renew(self.clock.now())
-        if held.work is None:
+        if held.work is not None:
+            for frame in held.work.unacked_frames():
+                self.send(frame)
+        elif held.task.handler.kind == pb.HANDLER_KIND_HOOK:
+            self._acknowledge(held)
+        else:
             self._say(held, need_state=pb.NeedState())
-            return
-        for frame in held.work.unacked_frames():
-            self.send(frame)
 
     def _say(self, held: _Held, **body: Any) -> None:
         self.send(pb.WorkerFrame(task_id=held.task_id, fence=held.fence, **body))

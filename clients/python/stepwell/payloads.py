@@ -65,7 +65,7 @@ def build(into: Any, value: Any) -> Any:
     if origin in (list, tuple, set, frozenset) and isinstance(value, list):
         return _build_items(origin, args, value)
     if origin is dict and isinstance(value, dict):
-        return {key: build(args[1], item) for key, item in value.items()}
+        return {key: _build_part(key, args[1], item) for key, item in value.items()}
     return _build_plain(origin or into, value)
 
 
@@ -96,7 +96,17 @@ def _build_dataclass(into: type, value: Any) -> Any:
         raise TypeError(f"expected an object for {into.__name__}, got {type(value).__name__}")
     hints = _hints(into)
     fields = [field.name for field in dataclasses.fields(into) if field.init]
-    return into(**{name: build(hints.get(name), value[name]) for name in fields if name in value})
+    return into(**{name: _build_part(name, hints.get(name), value[name]) for name in fields if name in value})
+
+
+def _build_part(name: str, into: Any, value: Any) -> Any:
+    """A part of a larger value; what does not fit says where it stands."""
+    try:
+        return build(into, value)
+    except (TypeError, ValueError) as error:
+        if type(error) not in (TypeError, ValueError):  # pydantic says where by itself
+            raise
+        raise type(error)(f"{name}: {error}") from error
 
 
 @cache
@@ -116,8 +126,8 @@ def _build_union(args: tuple[Any, ...], value: Any) -> Any:
 
 def _build_items(origin: Any, args: tuple[Any, ...], value: list[Any]) -> Any:
     if origin is tuple and len(args) == len(value) and args[-1] is not ...:
-        return tuple(build(arg, item) for arg, item in zip(args, value, strict=True))
-    return origin(build(args[0], item) for item in value)
+        return tuple(_build_part(f"item {at}", args[at], item) for at, item in enumerate(value))
+    return origin(_build_part(f"item {at}", args[0], item) for at, item in enumerate(value))
 
 
 def _plain(value: Any) -> Any:

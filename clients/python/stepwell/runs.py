@@ -20,13 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell import payloads, records
 from stepwell.bodies import Body, Outcome
 from stepwell.calls import CallState, StepCall
-from stepwell.errors import (
-    DuplicateStepKey,
-    PayloadInvalid,
-    StepMaxAttemptsExceeded,
-    StepResultInvalid,
-    from_failure,
-)
+from stepwell.errors import DuplicateStepKey, PayloadInvalid, StepMaxAttemptsExceeded, StepResultInvalid
 from stepwell.functions import WorkflowFunction, finish_of
 from stepwell.hosts import Host, Phase
 from stepwell.records import StepRecords
@@ -69,6 +63,7 @@ class Run:
         self._unannounced: list[StepCall] = []
         self._begun: list[StepCall] = []  # without a limit of time yet
         self._interruptions = 0
+        self._is_doubtful = False
         self._steps_left = math.inf  # that may begin under this lease
         self._is_stopped = False
         self._expects_news = False
@@ -78,16 +73,19 @@ class Run:
 
     # What the server says.
 
-    def attach(self, task_id: int, fence: int, task: pb.WorkflowInput, number: int = 0) -> None:
+    def attach(
+        self, task_id: int, fence: int, task: pb.WorkflowInput, number: int = 0, *, is_doubtful: bool = False
+    ) -> None:
         """Hold the task from now on, with what is new in it; begin the function if it has not begun.
 
-        `number` is that of the last frame that was sent under this fence, by a run that had to start over.
+        `number` is that of the last frame that was sent under this fence, by a run that had to start over. Of a task
+        that is doubtful no body begins before the server has said that it is held.
         """
         self.task_id, self.fence, self.revision = task_id, fence, task.revision
         self.renewed_at = self._host.clock.now()
         self.phase, self._is_stopped, self._expects_news = Phase.HELD, False, False
         self._reports.restart(task_id, fence, number)
-        self._interruptions = task.interruptions
+        self._interruptions, self._is_doubtful = task.interruptions, is_doubtful
         self._steps_left = task.max_steps or math.inf
         for state in task.steps:
             self._apply(state)
@@ -158,6 +156,13 @@ class Run:
             self._stop_body(call)
             self._expects_news = True
             self._touch()
+
+    def name_bodies(self) -> None:
+        """Say which bodies execute, if no frame has said so yet. To a server that is left, all others never began."""
+        if self.phase is Phase.HELD and any(call.state is CallState.EXECUTING for call in self._unannounced):
+            if not self._reports.has_news:
+                self._reports.add(pb.WorkerFrame(begin_steps=pb.BeginSteps()))
+            self._send([])
 
     def drop(self) -> None:
         """End the run in this process: cancel the function and its bodies, report nothing any more."""
@@ -285,7 +290,8 @@ class Run:
 
     def _is_fresh(self) -> bool:
         """Whether bodies may begin unannounced. Their loss is told to the next holder as an interruption."""
-        return self._reports.number == 0 and not self._reports.has_news and not self._host.terms.virtual_clock
+        is_first = self._reports.number == 0 and not self._reports.has_news
+        return is_first and not self._is_doubtful and not self._host.terms.virtual_clock
 
     def _begin_announced(self, call: StepCall) -> None:
         if call.state is not CallState.OPENING:
@@ -347,7 +353,7 @@ class Run:
         if records.is_finished(state):
             call.abandon()
             self._close(call)
-            _settle(call.future, state, error)
+            call.settle(state, error)
         elif state.attempts >= call.attempt:  # else it is older than the execution that is under way
             self._stop_body(call)
             if call.body is not None and state.status != states.STEP_STATUS_WAITING:
@@ -426,8 +432,10 @@ class Run:
         if begins and not self._reports.has_news:
             self._reports.add(pb.WorkerFrame(begin_steps=pb.BeginSteps()))
         self._conclude()
-        if not self._reports.has_news:
-            return
+        if self._reports.has_news:
+            self._send(begins)
+
+    def _send(self, begins: list[StepCall]) -> None:
         executing = [call for call in self._unannounced if call.state is CallState.EXECUTING]
         self._unannounced = []
         self._interruptions = 0
@@ -475,15 +483,3 @@ class Run:
                 self._host.let_go(self)
         elif ack.released:
             self.drop()
-
-
-def _settle(future: asyncio.Future[pb.StepState], state: pb.StepState, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if state.status == states.STEP_STATUS_COMPLETED:
-        future.set_result(state)
-    else:
-        # A CancelledError or SystemExit of a body ends the step, it must not end the function or the worker; and a
-        # StopIteration cannot be raised out of a coroutine at all.
-        is_plain = isinstance(error, Exception) and not isinstance(error, StopIteration)
-        future.set_exception(error if error is not None and is_plain else from_failure(state.failure))

@@ -127,6 +127,7 @@ class Worker:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._grace):
                     await self._holdings.quiet.wait()
+        self._holdings.name_bodies()
         self._connection.leave()
         await asyncio.wait({self._serving}, timeout=_SECONDS_TO_LEAVE)
 

@@ -90,10 +90,14 @@ class WorkflowDefinition(Generic[P, R]):
 AnyWorkflow: TypeAlias = type[WorkflowEntrypoint[Any, Any]] | WorkflowDefinition[Any, Any]
 
 
-def workflow(name: str) -> Callable[[Callable[..., Awaitable[R]]], WorkflowDefinition[Any, R]]:
+def workflow(
+    name: str,
+) -> Callable[[Callable[[WorkflowEvent[P], WorkflowStep], Awaitable[R]]], WorkflowDefinition[P, R]]:
     """Make a workflow of `async def f(event, step)`. It registers nothing: give the result to an App."""
+    if not isinstance(name, str):
+        raise TypeError('a workflow has a name: write @workflow("...")')
 
-    def define(function: Callable[..., Awaitable[R]]) -> WorkflowDefinition[Any, R]:
+    def define(function: Callable[[WorkflowEvent[P], WorkflowStep], Awaitable[R]]) -> WorkflowDefinition[P, R]:
         params_type, result_type = _hinted_types(function)
         return WorkflowDefinition(
             _checked_name(name), first_line(function.__doc__), params_type, result_type, lambda _client: function

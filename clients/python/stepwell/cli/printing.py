@@ -31,13 +31,13 @@ def print_json(message: Message, *, one_line: bool = False) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], title: str = "") -> None:
-    """Print rows in the style of every list of the command; cells are plain text, whatever they hold."""
-    table = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=any(columns)
-    )
+    """Print rows, or that there are none, in the style of every list; cells are plain text, whatever they hold."""
+    if title:  # rich would wrap it at the width of the table
+        print_line(Text.assemble(to_text(title), style="italic"))
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
         table.add_column(column)
-    for row in rows:
+    for row in list(rows) or [["none"]]:
         table.add_row(*map(to_text, row))
     console = Console()
     console.width = _WIDE  # nothing is cut off: a pipe has no edge, and a terminal wraps by itself
