@@ -55,7 +55,7 @@ class CallFailed(Exception):
     def __init__(
         self, code: grpc.StatusCode, message: str, reason: str = "", metadata: Mapping[str, str] | None = None
     ) -> None:
-        about = ", ".join(f"{key}={value}" for key, value in (metadata or {}).items())
+        about = ", ".join(f"{key}={value}" for key, value in sorted((metadata or {}).items()))
         super().__init__(f"{message} ({reason or code.name}{f': {about}' if about else ''})")
         self.code = code
         self.message = message
