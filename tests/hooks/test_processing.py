@@ -183,6 +183,10 @@ async def test_a_name_that_nobody_ever_hosted_waits_a_day_and_then_fails(harness
 
     await h.advance("2 hours")
     state = await triggered.status()
+    assert (state.status, state.attempts) == (HookStatus.PENDING, 1)
+
+    await h.advance("25 hours")
+    state = await triggered.status()
     assert (state.status, state.attempts) == (HookStatus.FAILED, 2)
     assert state.error is not None
     assert state.error.name == "HOOK_HANDLER_NOT_FOUND" and "misspelt" in state.error.message

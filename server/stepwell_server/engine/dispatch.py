@@ -15,6 +15,7 @@ import structlog
 
 from stepwell_server.domain.dispatchers import ProcessOrder
 from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.frames import RunNews
 from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.tasks import Handler
@@ -353,6 +354,8 @@ class Dispatcher:
             return
         delivery = Delivery(handed, steps)
         self.hold(place, delivery.held)
+        for one in load_open(handed.task.open_steps):  # of a job: it takes too long from the moment it is handed out
+            self.set_timer(place, delivery.held, one.ends_at)
         place.deliver([delivery])
 
     def _give_back(self, handed: Handed) -> None:

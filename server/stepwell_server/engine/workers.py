@@ -126,6 +126,7 @@ class Workers:
         connection_number, kept, returned, at = await self._spine.db.run_tx(lambda tx: self._meet(tx, session, hello))
         committed = committed_by([*kept, *returned], [], at)
         hosted = frozenset(one.handler for one in hello.hosted)
+        self._spine.bus.registered |= hosted
         self._spine.announce(replace(committed, touched=committed.touched | hosted))
         owner = Owner(hello.session_id, connection_number)
         connection = self._open(owner, hosted)
