@@ -22,7 +22,8 @@ $(BIN)/.installed: requirements/dev.lock clients/python/pyproject.toml server/py
 	@echo "installing into .venv, which takes about a minute the first time"
 	@$(PYTHON) -m venv .venv
 	$(BIN)/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/dev.lock
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation -e clients/python -e server
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation \
+	  --config-settings editable_mode=compat -e clients/python -e server  # so that mypy and editors find the types
 	@touch $@
 
 $(NODE_MODULES): clients/typescript/package-lock.json

@@ -246,16 +246,7 @@ class App:
         committer = Committer(self.db, rules, announce)
         dispatcher = Dispatcher(committer, bus, embedded=settings.dispatch == "embedded")
         self._spine = Spine(self.db, committer, bus, dispatcher, registry, announce)
-        tokens = PageTokens(replica.deployment.page_token_key)
-        self._workers = Workers(self._spine, tokens, replica.replica_id)
-        intake = Intake(self._spine)
-        self._workflows = Workflows(self._spine, intake, watches, tokens)
-        self._hooks = Hooks(self._spine, intake, tokens)
-        self._transactions = Transactions(self._spine, intake, self._hooks)
-        webhooks = Webhooks(self._spine, Deliverer(settings.allowed_webhooks, settings.webhook_ca_file))
-        self._targets = Targets(self._spine, tokens, settings.allowed_webhooks, settings.webhooks, webhooks.refresh)
         self._dispatchers = Dispatchers(self._spine, relay.order, hands_out=settings.process)
-        self._namespaces = Namespaces(self.db, tokens, replica.limits, registry)
         self._sweep = Sweep(self._spine, self._hints, self._swept)
         self._background = {
             "committer": committer.run,
@@ -267,6 +258,19 @@ class App:
             "send_hints": relay.run,
             "hear_hints": lambda: self._hints.listen(heard),
         }
+        self._furnish(replica, watches)
+
+    def _furnish(self, replica: Replica, watches: Watches) -> None:
+        """The use cases that stand on the spine."""
+        settings, spine = self.settings, self._spine
+        tokens, intake = PageTokens(replica.deployment.page_token_key), Intake(spine)
+        self._workers = Workers(spine, tokens, replica.replica_id)
+        self._workflows = Workflows(spine, intake, watches, tokens)
+        self._hooks = Hooks(spine, intake, tokens)
+        self._transactions = Transactions(spine, intake, self._hooks)
+        webhooks = Webhooks(spine, Deliverer(settings.allowed_webhooks, settings.webhook_ca_file))
+        self._targets = Targets(spine, tokens, settings.allowed_webhooks, settings.webhooks, webhooks.refresh)
+        self._namespaces = Namespaces(self.db, tokens, replica.limits, spine.registry)
         if settings.webhooks:
             self._background["webhooks"] = webhooks.run
 

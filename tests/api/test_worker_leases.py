@@ -216,11 +216,20 @@ async def test_nothing_is_charged_between_bodies(job: Job, hire: Hire) -> None:
     assert (again.run.interruptions, [*again.steps]) == (0, ["a"])
 
 
-async def test_a_worker_lost_before_its_first_frame_may_have_begun_something(job: Job, hire: Hire) -> None:
+async def test_nothing_is_charged_if_a_worker_leaves_before_its_first_body(job: Job, hire: Hire) -> None:
     await job.worker.beat(job)
     await job.worker.goodbye()
 
-    assert (await (await hire()).take()).run.interruptions == 1
+    assert (await (await hire()).take()).run.interruptions == 0
+
+
+async def test_a_worker_lost_before_its_first_frame_may_have_begun_something(brisk: Served, hire_at: Hire) -> None:
+    flows, first = Flows(brisk.channel), await hire_at(brisk)
+    await flows.create("one")
+    await first.take()
+    await first.break_off()
+
+    assert (await (await hire_at(brisk)).take()).run.interruptions == 1
 
 
 async def test_a_failure_after_a_takeover_counts_both_executions(job: Job, flows: Flows, hire: Hire) -> None:

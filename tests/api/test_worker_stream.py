@@ -12,6 +12,7 @@ from stepwell.errors import CallFailed, failure_of
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.api import listeners, streams
+from stepwell_server.api import workers as servicer
 from stepwell_server.api.access import AllowAll, Caller, Category, Principal
 from stepwell_server.domain.errors import Unauthenticated
 from stepwell_server.engine.loops import sweep
@@ -89,6 +90,7 @@ async def test_a_version_that_is_not_spoken_is_refused_with_those_that_are(
         error = await refusal_of(worker.connect(protocol_version=version))
         assert (error.code.name, error.reason) == ("FAILED_PRECONDITION", "PROTOCOL_UNSUPPORTED")
         assert error.metadata == {"lowest": "1", "highest": "1"}
+        assert error.message == f"this server speaks versions 1 to 1 of the protocol, not {version}"
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

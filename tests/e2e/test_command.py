@@ -48,10 +48,14 @@ async def test_namespaces_are_created_and_listed(running: ServerProcess) -> None
 
 async def test_a_refusal_is_one_line_and_an_exit_code(running: ServerProcess) -> None:
     again = await stepwell("namespace", "create", "default", server=running.listen)
-    assert again == (1, "", "stepwell: a namespace of that name exists (NAMESPACE_ALREADY_EXISTS)\n")
+    assert again == (1, "", "stepwell: a namespace of that name exists (NAMESPACE_ALREADY_EXISTS: namespace=default)\n")
 
     code, _, err = await stepwell("info", server="127.0.0.1:1")
     assert (code, err) == (1, "stepwell: no server answers at 127.0.0.1:1: Connection refused (UNAVAILABLE)\n")
+
+    code, _, err = await stepwell("info", server=running.ops_listen)
+    told = f"stepwell: what answers at {running.ops_listen} is no Stepwell server, or an older one (UNIMPLEMENTED)\n"
+    assert (code, err) == (1, told)
 
     code, _, err = await stepwell("info", server="nowhere")
     assert code == 2

@@ -47,6 +47,17 @@ async def test_the_orders_example_runs_twice(sqlite_url: str) -> None:
             assert printed == "{'sku': 7, 'config': {'enabled': True}, 'approved': True} complete\n"
 
 
+async def test_the_receipts_example_runs_twice(sqlite_url: str) -> None:
+    async with start_process(sqlite_url) as server:
+        for _ in range(2):
+            assert (await run(sys.executable, "examples/receipts/main.py", server.listen)).splitlines() == [
+                "shipped the order",
+                "sent a receipt of 4200 cents",
+                "refused: operation 0, INSTANCE_ID_ALREADY_EXISTS",
+                "1 receipt",
+            ]
+
+
 @pytest.mark.slow
 async def test_a_workflow_survives_kill_9_of_worker_and_server(database_url: str, tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"

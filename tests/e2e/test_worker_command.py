@@ -90,7 +90,7 @@ async def test_a_worker_that_is_told_to_stop_lets_its_steps_end(
         await there(folder / "begun")
 
         stopping = asyncio.create_task(worker.stop(number))
-        await worker.says("stops when its steps have ended")
+        await worker.says("stops when what it executes has ended")
         (folder / "go on").touch()
 
         assert await stopping == 0
@@ -108,7 +108,7 @@ async def test_a_second_signal_ends_a_worker_at_once(server: ServerProcess, fold
         await there(folder / "begun")
 
         worker.process.send_signal(signal.SIGTERM)
-        await worker.says("stops when its steps have ended")
+        await worker.says("stops when what it executes has ended")
         assert await worker.stop(signal.SIGTERM) == 128 + signal.SIGTERM
 
 
@@ -132,6 +132,9 @@ async def test_a_worker_says_which_step_failed_and_where(server: ServerProcess, 
         ("nowhere:app", 2, "there is no module nowhere in "),
         ("program:other", 2, "the module program has no App called other: it has app"),
         ("faulty:app", 1, "ModuleNotFoundError: No module named 'no_such_module'"),
+        ("program.py", 2, "name a module of this folder, not a file: program:app"),
+        ("./sub/program.py:other", 2, "name a module of this folder, not a file: sub.program:other"),
+        (":app", 2, "name a module of this folder, not a file: MODULE:app"),
     ],
 )
 async def test_an_app_that_is_not_there_is_said_to_be_missing(folder: Path, app: str, code: int, why: str) -> None:
@@ -139,6 +142,25 @@ async def test_an_app_that_is_not_there_is_said_to_be_missing(folder: Path, app:
 
     assert found == code
     assert why in err
+
+
+@pytest.mark.parametrize(
+    ("program", "why"),
+    [
+        ("def f(:", "SyntaxError: invalid syntax"),
+        ("1 / 0", "ZeroDivisionError: division by zero"),
+        ("from stepwell import App\napp = App(workflows=[print])", "a workflow is a WorkflowEntrypoint class or made"),
+    ],
+)
+async def test_an_app_that_cannot_be_imported_is_shown_where_it_fails(tmp_path: Path, program: str, why: str) -> None:
+    (tmp_path / "wrong.py").write_text(program)
+
+    code, _, err = await stepwell("worker", "wrong:app", cwd=tmp_path)
+
+    assert code == 1
+    assert f'File "{tmp_path}/wrong.py", line {program.count(chr(10)) + 1}' in err and why in err
+    assert err.endswith("stepwell: the module wrong cannot be imported\n")
+    assert "importlib" not in err and "typer" not in err
 
 
 async def test_a_worker_without_a_server_gives_up(folder: Path) -> None:

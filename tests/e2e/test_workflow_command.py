@@ -142,7 +142,7 @@ async def test_an_instance_is_steered(typed: Typed) -> None:
     assert again.endswith("(run 1)\n")
     assert await typed("workflow", "terminate", "order", "it") == "order it is terminated (run 1)\n"
     assert await typed("workflow", "terminate", "order", "it", code=1) == (
-        "stepwell: the instance has ended (INSTANCE_TERMINAL)\n"
+        "stepwell: the instance has ended (INSTANCE_TERMINAL: instance_id=it, status=terminated)\n"
     )
 
 
@@ -166,7 +166,17 @@ async def test_get_and_history_show_everything(typed: Typed) -> None:
     results = [entry["step"]["result"] for entry in history["entries"] if "step" in entry]
     assert results == [8, {"by": "Ada"}]
     assert await typed("workflow", "history", "order", "it", "--run", "7", code=1) == (
-        "stepwell: the instance has no such run (RUN_NOT_FOUND)\n"
+        "stepwell: the instance has no such run (RUN_NOT_FOUND: run_number=7)\n"
+    )
+
+
+async def test_a_long_id_stays_on_the_line_of_its_title(typed: Typed) -> None:
+    long = "i" * 100
+    await typed("workflow", "create", "broken", "--id", long, "--wait", "20s", code=1)
+
+    assert f"broken {long}\n" in await typed("workflow", "get", "broken", long)
+    assert await typed("workflow", "history", "broken", long) == (
+        f"broken {long}, run 0\nat    what  name  status  attempts\nnone\n"
     )
 
 
@@ -193,11 +203,11 @@ async def test_watch_ends_with_ctrl_c(typed: Typed, tmp_path: Path) -> None:
 
 async def test_refusals_are_one_line(typed: Typed) -> None:
     assert await typed("workflow", "create", "nothing", code=1) == (
-        "stepwell: no worker has registered this workflow (WORKFLOW_NOT_FOUND)\n"
+        "stepwell: no worker has registered this workflow (WORKFLOW_NOT_FOUND: workflow=nothing)\n"
     )
     for verb in ("get", "history", "watch", "pause", "resume", "terminate", "restart"):
         refused = await typed("workflow", verb, "order", "nothing", code=1)
-        assert refused == "stepwell: there is no such instance (INSTANCE_NOT_FOUND)\n"
+        assert refused == "stepwell: there is no such instance (INSTANCE_NOT_FOUND: instance_id=nothing)\n"
 
 
 @pytest.mark.parametrize(

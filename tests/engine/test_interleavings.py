@@ -21,7 +21,8 @@ from stepwell_server.domain.errors import (
 from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.tasks import Stop, TaskStatus, Verdict
 from stepwell_server.domain.times import HOUR
-from stepwell_server.domain.workflows import InstanceStatus, StepStatus
+from stepwell_server.domain.workflows import InstanceStatus, NewEvent, StepStatus
+from stepwell_server.engine.intake import Item
 from stepwell_server.engine.run_calls import Stored
 from tests.support.postgres import PostgresServer
 from tests.support.runs import (
@@ -39,6 +40,7 @@ from tests.support.runs import (
     replicas_on,
     sleeps,
     undecided,
+    until,
 )
 
 
@@ -171,18 +173,22 @@ async def test_frames_stay_in_order_behind_a_lock(replicas: tuple[Engine, Engine
     assert set(await here.steps()) == {"a", "b"}
 
 
-async def test_a_locked_run_holds_up_nobody_else(replicas: tuple[Engine, Engine]) -> None:
+@pytest.mark.parametrize("count", [1, 5])
+async def test_locked_runs_hold_up_nobody_else(replicas: tuple[Engine, Engine], count: int) -> None:
+    """Rule 3: the slow lane is for those who wait, and its waiting takes no connection away from the groups."""
     here, there = replicas
-    stuck = await here.begin(ANNA, "stuck")
+    stuck = [await here.begin(ANNA, f"stuck-{number}") for number in range(count)]
     other = await here.begin(ANNA, "other")
+    events = [(NewEvent(here.key(one.handed.task.key), "go", None), Item("", b"")) for one in stuck]
 
-    async with held_before_commit(there, there.send(to="stuck")), asyncio.timeout(0.9):
-        reporting = asyncio.create_task(here.say(stuck, done("a")))
+    async with held_before_commit(there, there.workflows.send_events(events)), asyncio.timeout(0.9):
+        reporting = [asyncio.create_task(here.say(one, done("a"))) for one in stuck]
+        await until(lambda: len(here.committer._slow) == count)
         for number in range(5):
             assert (await here.say(other, done(str(number)))).stale is None
-        assert not reporting.done()
+        assert not any(one.done() for one in reporting)
 
-    assert (await reporting).stale is None
+    assert [(await one).stale for one in reporting] == [None] * count
 
 
 # ---- 4: nobody deadlocks

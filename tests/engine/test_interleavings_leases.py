@@ -15,6 +15,7 @@ from stepwell_server.domain.times import DAY, HOUR, MINUTE, SECOND
 from stepwell_server.domain.workflows import InstanceStatus, StepStatus
 from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.storage import sessions
 from stepwell_server.storage import tasks as store
 from tests.support.runs import (
     ANNA,
@@ -186,6 +187,15 @@ async def test_an_older_stream_of_a_session_is_closed_by_a_newer_one_on_another_
     assert new.end is None
 
 
+async def test_a_session_that_comes_back_after_a_clean_up_has_a_higher_number(engine: Engine) -> None:
+    """Rule 8: a number that was used again would let a stream that is long dead pass for the newest."""
+    first = await engine.connect(ANNA)
+    await engine.workers.disconnect(first, goodbye=False)
+    await engine.db.run_tx(sessions.delete_gone)
+
+    assert (await engine.connect(ANNA)).owner.connection == 2
+
+
 async def test_a_draining_replica_returns_what_it_never_sent_and_shortens_nothing(engine: Engine) -> None:
     """Rule 8: on a rolling restart, what workers execute stays theirs."""
     connection = await engine.connect(ANNA)
@@ -289,6 +299,25 @@ async def test_a_goodbye_counts_for_bodies_that_it_interrupts(engine: Engine, du
     step = (await engine.steps())["a"]
     assert (step.attempts, theirs.handed.task.interruptions) == (1, 0)
     assert step.status is (StepStatus.PENDING if during else StepStatus.COMPLETED)
+
+
+@pytest.mark.parametrize("how", ["goodbye", "broken"])
+async def test_a_stream_that_ends_right_after_an_arrival_counts_unless_it_says_goodbye(
+    engine: Engine, how: str
+) -> None:
+    """Rule 9: a first body that kills its worker at once must end, and one that never began keeps its attempt."""
+    connection = await engine.connect(ANNA)
+    await engine.create()
+    mine = await engine.claim_one(connection.owner)
+    engine.dispatcher.hold(connection.place, mine.held)
+    connection.acknowledge(mine.held)
+
+    await engine.workers.disconnect(connection, goodbye=how == "goodbye")
+    await engine.pass_lease_time(6)
+    await engine.sweep()
+
+    theirs = await engine.claim_one(BEN)
+    assert theirs.handed.task.interruptions == (0 if how == "goodbye" else 1)
 
 
 async def test_a_takeover_is_charged_once_though_the_claim_that_charges_is_lost_too(engine: Engine) -> None:

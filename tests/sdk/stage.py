@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from stepwell.hosts import Work
 from stepwell.runs import Run
 from stepwell.terms import Terms
 from stepwell.threads import Pool
@@ -75,15 +76,15 @@ class Stage:
     pool: Pool = field(default_factory=InlinePool)
     is_draining: bool = False
     sent: list[pb.WorkerFrame] = field(default_factory=list)
-    let_go_runs: list[Run] = field(default_factory=list)
+    let_go_work: list[Work] = field(default_factory=list)
     rests: int = 0
     start_overs: list[Run] = field(default_factory=list)
 
     def send(self, frame: pb.WorkerFrame) -> None:
         self.sent.append(frame)
 
-    def let_go(self, run: Run) -> None:
-        self.let_go_runs.append(run)
+    def let_go(self, work: Work) -> None:
+        self.let_go_work.append(work)
 
     def start_over(self, run: Run) -> None:
         self.start_overs.append(run)
@@ -152,8 +153,11 @@ def waiting(name: str, type: Any = states.STEP_TYPE_DO, attempts: int = 0) -> pb
     return state(name, states.STEP_STATUS_WAITING, type=type, attempts=attempts)
 
 
-def failed(name: str, failure: str, message: str = "", type: Any = states.STEP_TYPE_DO) -> pb.StepState:
-    return state(name, states.STEP_STATUS_ERRORED, type=type, failure=Failure(name=failure, message=message))
+def failed(
+    name: str, failure: str, message: str = "", type: Any = states.STEP_TYPE_DO, *, non_retryable: bool = False
+) -> pb.StepState:
+    stored = Failure(name=failure, message=message, non_retryable=non_retryable)
+    return state(name, states.STEP_STATUS_ERRORED, type=type, failure=stored)
 
 
 def state(name: str, status: Any, type: Any = states.STEP_TYPE_DO, **fields: Any) -> pb.StepState:

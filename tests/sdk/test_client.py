@@ -162,6 +162,14 @@ async def test_an_instance_that_is_not_there_is_a_failed_call(client: Client) ->
     assert failed.value.code is grpc.StatusCode.NOT_FOUND
 
 
+def test_a_failed_call_names_what_it_is_about() -> None:
+    failed = CallFailed(
+        grpc.StatusCode.NOT_FOUND, "there is no such step", "STEP_NOT_FOUND", {"step": "ship", "at": "1"}
+    )
+
+    assert str(failed) == "there is no such step (STEP_NOT_FOUND: step=ship, at=1)"
+
+
 async def test_a_status_is_typed(server: FakeServer, client: Client) -> None:
     server.workflows.instances["x"] = complete("x", 5)
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell.durations import to_datetime, to_duration, to_seconds, to_timedelta, to_timestamp
+from stepwell.durations import to_datetime, to_duration, to_seconds, to_timedelta, to_timestamp, to_words
 
 UNITS = {
     timedelta(milliseconds=1): ["ms", "millisecond", "milliseconds"],
@@ -66,6 +66,14 @@ def test_so_is_what_is_negative_of_another_type_or_beyond_all_time(wrong: Any) -
 @given(st.datetimes(timezones=st.just(UTC)))
 def test_an_instant_survives_the_wire(instant: datetime) -> None:
     assert to_datetime(to_timestamp(instant)) == instant
+
+
+@pytest.mark.parametrize(
+    ("written", "words"),
+    [("365 d", "365 days"), ("24 h", "1 day"), ("90 min", "90 minutes"), ("1.5 s", "1.5 seconds"), (0, "0 seconds")],
+)
+def test_a_duration_is_told_in_the_unit_that_fits(written: Any, words: str) -> None:
+    assert to_words(to_timedelta(written)) == words
 
 
 def test_an_instant_is_also_milliseconds_since_the_epoch() -> None:

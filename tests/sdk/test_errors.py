@@ -54,6 +54,15 @@ def test_an_error_that_cannot_say_what_it_is_about_keeps_its_name() -> None:
     assert (failure.name, failure.message) == ("Speechless", "<Speechless that cannot say what it is about>")
 
 
+def test_a_group_tells_what_its_members_say() -> None:
+    inner = ExceptionGroup("inner", [KeyError("k")])
+
+    failure = to_failure(ExceptionGroup("outer", [ValueError("v"), inner]))
+
+    told = "outer (2 sub-exceptions): ValueError: v; ExceptionGroup: inner (1 sub-exception): KeyError: 'k'"
+    assert (failure.name, failure.message) == ("ExceptionGroup", told)
+
+
 @pytest.mark.parametrize(("name", "stored"), [("a\0b", "ab"), ("\ud800", "?"), (402, "402"), ("x" * 300, "x" * 256)])
 def test_a_name_is_text_that_the_wire_accepts(name: Any, stored: str) -> None:
     assert to_failure(NonRetryableError("no money", name)).name == stored

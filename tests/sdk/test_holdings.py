@@ -11,6 +11,7 @@ from google.protobuf.duration_pb2 import Duration
 from stepwell import App, WorkflowEntrypoint, workflow
 from stepwell.holdings import Capacity, Holdings
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import workflows_pb2 as states
 from tests.sdk.stage import InlinePool, ManualClock, in_a_word, settle, slept, waiting
 
 LEASE = Duration(seconds=30)
@@ -44,8 +45,9 @@ class Worker:
 
     async def receive(self, task_id: int = 1, fence: int = 1, number: int = 0, **body: Any) -> list[str]:
         self.holdings.receive(pb.ServerFrame(task_id=task_id, fence=fence, number=number, **body))
+        sent = self.sent()
         await settle()
-        return self.sent()
+        return sent + self.sent()
 
     async def task(self, name: str = "nap", task_id: int = 1, fence: int = 1, **fields: Any) -> list[str]:
         ref = pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name=name)
@@ -56,10 +58,9 @@ class Worker:
         return await self.receive(task_id, fence, number, ack=pb.Ack(**fields))
 
     def sent(self) -> list[str]:
-        return [
-            f"credit:{frame.credit.tasks}" if frame.HasField("credit") else in_a_word(frame)
-            for frame in self.holdings.take_frames()
-        ]
+        frames = self.holdings.take_frames()
+        self.holdings.written()
+        return [f"credit:{frame.credit.tasks}" if frame.HasField("credit") else in_a_word(frame) for frame in frames]
 
     def unacked(self) -> list[pb.WorkerFrame]:
         """What would be sent again on another stream."""
@@ -90,25 +91,51 @@ async def test_credit_is_exact(worker: Worker) -> None:
     assert await worker.ack(2, released=True) == ["credit:1"]
 
 
-async def test_an_arrival_is_said_with_the_first_result_or_a_moment_later(
-    worker: Worker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    timers: list[tuple[float, Any]] = []
-    monkeypatch.setattr(asyncio.get_running_loop(), "call_later", lambda *timer: timers.append(timer))
-    wakes: list[bool] = []
+async def test_nothing_begins_before_its_arrival_is_on_its_way(worker: Worker) -> None:
+    """A body that kills its process must not do so unknown: it could do so for ever."""
     worker.welcome()
-    worker.holdings.wake = lambda: wakes.append(True)
+    ref = pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name="nap")
+    worker.holdings.receive(pb.ServerFrame(task_id=1, fence=1, task=pb.Task(handler=ref, key="nap-1")))
 
-    assert await worker.task("stuck", task_id=1) == ["task_ack"]
+    assert list(map(in_a_word, worker.holdings.take_frames())) == ["task_ack"]
+    await settle()
+    assert worker.holdings.take_frames() == []
+
+    worker.holdings.written()
+    await settle()
+    assert worker.sent() == ["wait:sleep", "suspend"]
+
+
+@pytest.mark.parametrize("noticed", [True, False], ids=["after a look at the leases", "before one"])
+async def test_a_worker_that_stood_still_begins_nothing_before_the_server_says_that_it_holds_it(
+    worker: Worker, noticed: bool
+) -> None:
+    """The task may have waited in the stream for so long that another worker executes it by now."""
+    worker.welcome()
+    worker.clock.advance(8)
+    if noticed:
+        worker.holdings.expire()
+
+    assert await worker.task("stuck") == ["task_ack", "begin_steps +for ever"]
+
+    for _ in range(3):
+        worker.clock.advance(2.5)
+        worker.holdings.expire()
     assert await worker.task("stuck", task_id=2) == ["task_ack"]
-    assert (wakes, [delay for delay, _ in timers]) == ([], [0.02])  # one for both
-
-    timers[0][1]()
-    assert wakes == [True]  # nothing came in time
-    assert await worker.task("nap", task_id=3) == ["task_ack", "wait:sleep", "suspend"]
-    assert (len(wakes), len(timers)) == (3, 2)  # the two other frames sent it along
-    monkeypatch.undo()
     await worker.holdings.close()
+
+
+async def test_what_is_resolved_before_a_run_begins_is_heard_when_it_does(worker: Worker) -> None:
+    worker.welcome()
+    ref = pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name="nap")
+    asleep = pb.WorkflowInput(steps=[waiting("sleep", states.STEP_TYPE_SLEEP)])
+    worker.holdings.receive(pb.ServerFrame(task_id=1, fence=1, task=pb.Task(handler=ref, key="nap-1", workflow=asleep)))
+
+    assert await worker.receive(resolved=pb.Resolved(steps=[slept("sleep")])) == [
+        "task_ack",
+        "step_done:work",
+        "finish",
+    ]
 
 
 async def test_the_server_bounds_the_credit(worker: Worker) -> None:
@@ -130,7 +157,7 @@ async def test_a_run_that_is_not_the_one_that_is_meant_is_not_used(worker: Worke
     await suspended(worker)
 
     assert await worker.task(fence=2, cached=True, steps=[slept("sleep")], **wrong) == ["task_ack", "need_state"]
-    assert await worker.task(fence=2, steps=[slept("sleep")]) == ["task_ack", "step_done:work", "finish"]
+    assert await worker.task(fence=2, steps=[slept("sleep")]) == ["step_done:work", "finish"]
 
 
 async def test_the_cache_forgets_what_was_used_longest_ago() -> None:
@@ -307,7 +334,7 @@ async def test_a_result_that_came_too_late_starts_the_run_over(worker: Worker) -
     assert await worker.receive(resolved=pb.Resolved(steps=[late])) == ["need_state"]
     assert worker.held() == [(1, 1)]
 
-    assert await worker.task(steps=[slept("sleep"), late]) == ["task_ack", "suspend"]
+    assert await worker.task(steps=[slept("sleep"), late]) == ["suspend"]
     assert [frame.number for frame in worker.unacked()] == [3]  # after the two that were sent before
 
 
@@ -317,6 +344,8 @@ async def test_a_class_that_cannot_be_made_fails_its_run_not_the_worker(worker: 
 
         def __init__(self) -> None:
             raise LookupError("no settings")
+
+        async def run(self, event: Any, step: Any) -> None: ...
 
     worker.holdings = Holdings(App([Broken]), None, InlinePool(), worker.clock)
     worker.welcome()

@@ -72,6 +72,21 @@ def test_generic_types_are_built_item_by_item() -> None:
     assert build(float, 1) == 1.0
 
 
+@pytest.mark.parametrize(
+    ("into", "value", "why"),
+    [
+        (Item, {"sku": "3"}, "sku: expected int, got str"),
+        (dict[str, list[Item]], {"a": [{"sku": 1}, {"sku": None}]}, "a: item 1: sku: expected int, got NoneType"),
+        (tuple[Item, Color], [{"sku": 1}, "blue"], "item 1: 'blue' is not a valid Color"),
+    ],
+)
+def test_what_does_not_fit_says_where_it_stands(into: Any, value: Any, why: str) -> None:
+    with pytest.raises((TypeError, ValueError)) as refused:
+        build(into, value)
+
+    assert str(refused.value) == why
+
+
 @pytest.mark.parametrize(("into", "value"), [(Item, 3), (int, "3"), (str, 3), (Item, {"sku": "3"}), (Color, "blue")])
 def test_what_does_not_fit_is_refused(into: Any, value: Any) -> None:
     with pytest.raises((TypeError, ValueError)):

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Retry, StepFailed, StepTimeoutError
+from stepwell import NonRetryableError, Retry, StepFailed, StepTimeoutError
 from stepwell.hosts import Phase
 from stepwell.threads import ThreadPool
 from stepwell.v1 import workers_pb2 as pb
@@ -66,9 +66,11 @@ async def test_a_retry_under_the_same_lease_is_announced(stage: Stage) -> None:
     assert body.calls == 2
 
 
-async def test_the_last_failure_reaches_the_function_as_the_very_exception(stage: Stage) -> None:
-    error = ConnectionError("down")
-    caught: list[Exception] = []
+@pytest.mark.parametrize("error", [ConnectionError("down"), NonRetryableError("down", "Declined")])
+async def test_the_last_failure_is_caught_as_on_a_replay_and_tells_what_caused_it(
+    stage: Stage, error: Exception
+) -> None:
+    caught: list[StepFailed] = []
 
     def body() -> None:
         raise error
@@ -76,14 +78,18 @@ async def test_the_last_failure_reaches_the_function_as_the_very_exception(stage
     async def order(event: Any, step: Any) -> None:
         try:
             await step.do("a", body)
-        except ConnectionError as raised:
+        except StepFailed as raised:
             caught.append(raised)
 
     run = await stage.begin(order)
+    told = stage.take()[0].step_failed.failure
     await stage.ack(run, 1)
+    await stage.begin(order, failed("a", told.name, told.message, non_retryable=told.non_retryable))
 
-    assert caught == [error]
-    assert stage.kinds() == ["step_failed:a", "finish"]
+    first, replayed = caught
+    assert isinstance(first, type(error)) and isinstance(replayed, type(error))
+    assert (first.name, first.message) == (replayed.name, replayed.message) == (told.name, "down")
+    assert first.__cause__ is error
 
 
 async def test_a_replayed_failure_is_caught_by_the_same_except(stage: Stage) -> None:

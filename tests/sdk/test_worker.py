@@ -137,7 +137,10 @@ async def test_a_workflow_starts_another_through_the_workers_client(
     assert [item.instance_id for item in server.workflows.creates[0].items] == ["child-parent-1"]
 
 
-async def test_a_lost_stream_is_replaced_and_nothing_is_lost(server: FakeServer, client: Client, app: App) -> None:
+async def test_a_lost_stream_is_replaced_and_nothing_is_lost(
+    server: FakeServer, client: Client, app: App, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "stepwell.worker")
     server.workers.acks = False
     async with Worker(client, app):
         first = await server.workers.streams.get()
@@ -151,6 +154,10 @@ async def test_a_lost_stream_is_replaced_and_nothing_is_lost(server: FakeServer,
         assert [(held.task_id, held.fence) for held in second.hello.held] == [(1, 1)]
         assert (await second.until("finish")).finish.output.json == "3"
     assert [frame.number for frame in second.frames if frame.task_id] == [1, 2, 3]
+    assert [line.split()[0] for line in caplog.messages if line.startswith("stream_")] == [
+        "stream_lost",
+        "stream_restored",
+    ]
 
 
 async def test_a_server_that_drains_is_left_at_once_for_another_stream(
@@ -230,20 +237,46 @@ async def test_run_works_until_it_is_cancelled(server: FakeServer, client: Clien
 
 
 async def test_leaving_lets_a_body_end_and_waits_for_its_ack(server: FakeServer, client: Client) -> None:
-    gate = asyncio.Event()
+    gate, has_begun = asyncio.Event(), asyncio.Event()
+
+    async def work() -> None:
+        has_begun.set()
+        await gate.wait()
 
     @workflow("slow")
     async def slow(event: Any, step: Any) -> None:
-        await step.do("work", gate.wait)
+        await step.do("work", work)
 
     async with Worker(client, workflows=[slow]):
         stream = await server.workers.streams.get()
         stream.give("slow")
-        await stream.until("task_ack")
+        await has_begun.wait()
         asyncio.get_running_loop().call_soon(gate.set)
 
     kinds = [in_a_word(frame) for frame in stream.frames if not frame.HasField("credit")]
     assert kinds == ["task_ack", "step_done:work", "finish", "goodbye"]
+
+
+async def test_leaving_names_the_bodies_that_it_interrupts(server: FakeServer, client: Client) -> None:
+    """They count as an attempt; of what is not named, the server may take it that it never began."""
+    has_begun = asyncio.Event()
+
+    async def work() -> None:
+        has_begun.set()
+        await asyncio.Event().wait()
+
+    @workflow("stuck")
+    async def stuck(event: Any, step: Any) -> None:
+        await step.do("work", work)
+
+    async with Worker(client, workflows=[stuck], grace=0):
+        stream = await server.workers.streams.get()
+        stream.give("stuck")
+        await has_begun.wait()
+    await stream.until("goodbye")
+
+    kinds = [in_a_word(frame) for frame in stream.frames if not frame.HasField("credit")]
+    assert kinds == ["task_ack", "begin_steps =work", "goodbye"]
 
 
 async def test_a_worker_works_once(client: Client, server: FakeServer, app: App) -> None:

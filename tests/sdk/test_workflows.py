@@ -84,12 +84,14 @@ async def test_parameters_that_do_not_fit_fail_the_run(stage: Stage) -> None:
 
 
 def named(name: Any) -> type[WorkflowEntrypoint[Any, Any]]:
-    return type("Named", (WorkflowEntrypoint,), {"name": name})
+    async def run(self: object, event: WorkflowEvent[Any], step: WorkflowStep) -> None: ...
+
+    return type("Named", (WorkflowEntrypoint,), {"name": name, "run": run})
 
 
 @pytest.mark.parametrize("name", ["a", "A-b_9", "_x", "9", "x" * 64])
 def test_a_name_has_letters_digits_dashes_and_underscores(name: str) -> None:
-    assert list(App(workflows=[named(name)]).definitions) == [name]
+    assert list(App(workflows=[named(name)]).workflow_definitions) == [name]
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a.b", "a\n", "ä", "x" * 65])
@@ -104,6 +106,58 @@ def test_a_class_without_a_name_is_refused_by_the_name_of_the_class() -> None:
 
     with pytest.raises(TypeError, match="Nameless"):
         App(workflows=[Nameless])
+
+
+def test_so_is_one_that_does_nothing() -> None:
+    class Idle(WorkflowEntrypoint[Any, Any]):
+        name = "idle"
+
+    with pytest.raises(TypeError, match=r"'idle' has no async def run\(self, event, step\)"):
+        App(workflows=[Idle])
+
+
+def test_the_decorator_wants_a_name() -> None:
+    with pytest.raises(TypeError, match="write @workflow"):
+
+        @workflow  # type: ignore[arg-type]
+        async def nameless(event: Any, step: Any) -> None: ...
+
+
+async def test_a_function_that_is_not_async_fails_and_is_told_so(stage: Stage) -> None:
+    await stage.begin(lambda event, step: 5)  # type: ignore[arg-type, return-value]
+
+    assert stage.take()[0].finish.failure.message.endswith("is not async: write async def")
+
+
+async def once() -> None: ...
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        ((lambda: 5,), "a step begins with its name"),
+        (("ship", 5), "the step 'ship' needs a function, not 5"),
+        (("ship", lambda: 1, lambda: 2), "the step 'ship' has one function, not 2"),
+    ],
+)
+async def test_a_step_that_is_called_wrongly_says_how_it_is_called(
+    stage: Stage, arguments: tuple[Any, ...], why: str
+) -> None:
+    async def order(event: Any, step: Any) -> None:
+        await step.do(*arguments)
+
+    await stage.begin(order)
+
+    assert stage.take()[0].finish.failure.message.startswith(why)
+
+
+async def test_a_step_is_given_a_function_and_not_what_it_returned(stage: Stage) -> None:
+    async def order(event: Any, step: Any) -> None:
+        await step.do("ship", once())
+
+    await stage.begin(order)
+
+    assert "write lambda: f(x), not f(x)" in stage.take()[0].finish.failure.message
 
 
 def test_two_workflows_of_one_name_are_refused() -> None:

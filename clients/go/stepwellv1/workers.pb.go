@@ -2118,7 +2118,8 @@ func (x *Credit) GetTasks() int32 {
 	return 0
 }
 
-// TaskAck says that a task has arrived, which makes its lease a full one.
+// TaskAck says that a task has arrived, which makes its lease a full one. It is sent before the first body begins: if that
+// body kills the worker, its execution is counted by the arrival of the task alone.
 type TaskAck struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields
@@ -2969,7 +2970,8 @@ func (x *NeedState) GetOffset() int32 {
 	return 0
 }
 
-// Goodbye says that the worker leaves. Tasks it still holds go back at once; an attempt is charged to bodies that are open.
+// Goodbye says that the worker leaves. Tasks it still holds go back at once; an attempt is charged to bodies that are open. A
+// body that executes and that no frame has named is named before it, by BeginSteps with "begun": what is not never began.
 type Goodbye struct {
 	state         protoimpl.MessageState `protogen:"open.v1"`
 	unknownFields protoimpl.UnknownFields

@@ -35,6 +35,8 @@ _OPTIONS: list[tuple[str, int | str]] = [
     # Without this a frozen server is noticed after a minute, whatever the keepalive timeout says.
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
+    # By default, a server that was away for minutes is looked for every two minutes.
+    ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.enable_retries", 1),
     ("grpc.per_rpc_retry_buffer_size", MESSAGE_BYTES),
     ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),

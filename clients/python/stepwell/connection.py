@@ -124,6 +124,8 @@ class Connection:
         goes_on = True
         for frame in message.frames:
             if frame.HasField("welcome"):
+                if self.is_welcome.is_set():
+                    _LOG.info("stream_restored")
                 self._holdings.welcomed(frame.welcome)
                 self._tries = self._ticks = 0
                 self._next_tick()  # at the interval that this server wants
@@ -140,12 +142,17 @@ class Connection:
             while not self._is_leaving:
                 await self._has_news.wait()
                 self._has_news.clear()
-                for frames in in_messages(self._holdings.take_frames()):
-                    await call.write(pb.ConnectRequest(frames=frames))
+                await self._write_ready(call)
+            await self._write_ready(call)  # which may have come during the last write
             await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(goodbye=pb.Goodbye())]))
             await call.done_writing()
         except (aio.AioRpcError, asyncio.InvalidStateError, aio.UsageError):
             return  # the stream has ended: the reader learns why
+
+    async def _write_ready(self, call: Any) -> None:
+        for frames in in_messages(self._holdings.take_frames()):
+            await call.write(pb.ConnectRequest(frames=frames))
+        self._holdings.written()
 
     def _next_tick(self) -> None:
         if self._timer is not None:

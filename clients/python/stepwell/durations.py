@@ -52,6 +52,15 @@ def to_duration(value: DurationLike) -> Duration:
     return Duration(seconds=seconds, nanos=microseconds * 1_000)
 
 
+def to_words(value: timedelta) -> str:
+    """A duration for people, in the largest unit that it is a whole number of."""
+    for unit in ("day", "hour", "minute"):
+        count, rest = divmod(value, timedelta(**{f"{unit}s": 1}))
+        if count and not rest:
+            return f"{count} {unit}{'s' * (count > 1)}"
+    return f"{value.total_seconds():g} seconds"
+
+
 def to_timestamp(value: InstantLike) -> Timestamp:
     """An instant for the wire, from a datetime with a time zone or milliseconds since the epoch."""
     if isinstance(value, datetime):

@@ -2,7 +2,9 @@
 
     Exception
     ├── CallFailed                    a call that the server refused, or that did not reach it
-    ├── NonRetryableError             for you to raise in a step: trying again is pointless
+    │   └── TransactionRefused        one operation of a transaction was refused, so nothing was done
+    ├── NonRetryableError             for you to raise in a step or a job: trying again is pointless
+    ├── JobTimeoutError               a job's execution took longer than its timeout
     ├── PayloadInvalid                a value that is not JSON, too large or nested too deep
     ├── WorkflowEnded                 result() of an instance that did not complete
     │   ├── WorkflowFailed            it errored; `name` and `message` say how
@@ -18,10 +20,11 @@
         ├── StepResultInvalid         it returned what cannot be stored
         └── WaitForEventTimeoutError  no event came in time
 
-A step that fails for good raises its own exception to the workflow function, the very object. On a replay there is
-only what was stored: a `StepFailed` with that name and message, which also is an instance of the exception's class if
-this process has exactly one exception class of that name. So `except PaymentDeclined` works both times, and what the
-handler may rely on both times is the text.
+A step that fails for good raises a `StepFailed` to the workflow function, with the name and message of the exception
+that ended it. It also is an instance of that exception's class, so that `except PaymentDeclined` works as well as
+`except StepFailed`. On a replay there is only what was stored, and the class is the one of that name, if this process
+has exactly one. So what a handler may rely on is the text, the first time as on every replay; the exception itself is
+there the first time only, as the `__cause__`, for tracebacks.
 """
 
 from __future__ import annotations
@@ -52,19 +55,35 @@ class CallFailed(Exception):
     def __init__(
         self, code: grpc.StatusCode, message: str, reason: str = "", metadata: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(f"{message} ({reason or code.name})")
+        about = ", ".join(f"{key}={value}" for key, value in (metadata or {}).items())
+        super().__init__(f"{message} ({reason or code.name}{f': {about}' if about else ''})")
         self.code = code
         self.message = message
         self.reason = reason
         self.metadata = dict(metadata or {})
 
 
+class TransactionRefused(CallFailed):
+    """One operation of a transaction was refused, so nothing was done; `operation` is its place among them, from 0."""
+
+    def __init__(self, failure: CallFailed) -> None:
+        super().__init__(failure.code, failure.message, failure.reason, failure.metadata)
+        self.operation = int(failure.metadata["operation"])
+
+
 class NonRetryableError(Exception):
-    """Raise it in a step to end the step at once. `name` replaces the class name in what is stored."""
+    """Raise it in a step or a job to end it at once. `name` replaces the class name in what is stored."""
 
     def __init__(self, message: str = "", name: str | None = None) -> None:
         super().__init__(message)
         self.name = name or type(self).__name__
+
+
+class JobTimeoutError(Exception):
+    """A job's execution took longer than its timeout."""
+
+    def __init__(self) -> None:
+        super().__init__("JOB_TIMEOUT")
 
 
 class PayloadInvalid(Exception):
@@ -195,18 +214,38 @@ def to_failure(error: BaseException, *, non_retryable: bool = False) -> common_p
     ends = non_retryable or isinstance(error, NonRetryableError | StepMaxAttemptsExceeded | StepResultInvalid)
     return common_pb2.Failure(
         name=text_of(name or type(error).__name__)[:_NAME_CHARACTERS],
-        message=text_of(error)[:_MESSAGE_CHARACTERS],
+        message=_told(error)[:_MESSAGE_CHARACTERS],
         non_retryable=ends,
     )
 
 
-def from_failure(failure: common_pb2.Failure) -> StepFailed:
-    """The exception that a stored failure of a step is raised as; see the module's docstring."""
+def _told(error: BaseException) -> str:
+    """What an exception says; a group says what its members do, for only that tells what happened."""
+    if not isinstance(error, BaseExceptionGroup):
+        return text_of(error)
+    members = "; ".join(f"{type(member).__name__}: {_told(member)}" for member in error.exceptions)
+    return f"{text_of(error)}: {members}"
+
+
+def from_failure(failure: common_pb2.Failure, original: type[Exception] | None = None) -> StepFailed:
+    """The exception that a stored failure of a step is raised as; see the module's docstring.
+
+    `original` is the class of what failed, if that is known; else it is looked for by its name.
+    """
     name = failure.name or "UNKNOWN_ERROR"
     try:
-        return _made(_STORED.get(name) or _stand_in(name), name, failure.message)
+        return _made(_STORED.get(name) or _stand_in(original or _class_of(failure)), name, failure.message)
     except Exception:  # a class of the user's that must be made in a way of its own
         return _made(StepFailed, name, failure.message)
+
+
+def raised_for(error: BaseException, failure: common_pb2.Failure) -> StepFailed:
+    """What the function gets for an error of a body in this process: the same as on a replay, caused by the error."""
+    if isinstance(error, StepFailed):
+        return error
+    raised = from_failure(failure, type(error) if isinstance(error, Exception) else None)
+    raised.__cause__ = error
+    return raised
 
 
 def _made(cls: type[StepFailed], name: str, message: str) -> StepFailed:
@@ -218,17 +257,22 @@ def _made(cls: type[StepFailed], name: str, message: str) -> StepFailed:
     return error
 
 
-def _stand_in(name: str) -> type[StepFailed]:
-    found = {cls for cls in _subclasses(Exception) if cls.__name__ == name and cls.__module__ != __name__}
-    if len(found) != 1:
-        return StepFailed
-    original = found.pop()
-    if issubclass(original, StopIteration):  # which no coroutine can raise
+def _class_of(failure: common_pb2.Failure) -> type[Exception] | None:
+    """The one class that a stored failure can have come from, if there is exactly one."""
+    found = {cls for cls in _subclasses(Exception) if cls.__name__ == failure.name and "_stands_in" not in vars(cls)}
+    if not found and failure.non_retryable:
+        return NonRetryableError  # under a name of its own
+    return found.pop() if len(found) == 1 else None
+
+
+def _stand_in(original: type[Exception] | None) -> type[StepFailed]:
+    """A class that is both, a failed step and the original one; just a failed step if the two do not mix."""
+    if original is None or issubclass(original, StopIteration):  # which no coroutine can raise
         return StepFailed
     if issubclass(original, StepFailed):
         return original
     try:
-        return type(name, (StepFailed, original), dict(_STAND_IN))
+        return type(original.__name__, (StepFailed, original), dict(_STAND_IN))
     except Exception:  # two classes with a memory layout of their own, or one that refuses to be a base
         return StepFailed
 
@@ -236,6 +280,7 @@ def _stand_in(name: str) -> type[StepFailed]:
 # What the user's class may have made its own: a property `message`, a frozen dataclass.
 _STAND_IN: Mapping[str, Any] = {
     "__module__": __name__,
+    "_stands_in": True,
     "__init__": StepFailed.__init__,
     "__str__": Exception.__str__,
     "__setattr__": Exception.__setattr__,

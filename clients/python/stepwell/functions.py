@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from typing import TYPE_CHECKING, Any
 
 from stepwell import payloads
@@ -49,11 +50,12 @@ class WorkflowFunction:
             self.task.cancel()
 
     async def _execute(self, task: pb.WorkflowInput, step: WorkflowStep) -> Any:
-        # Parameters that were left out are the empty object.
-        plain = payloads.from_payload(task.params) if task.params.WhichOneof("body") else {}
-        payload = payloads.build(self.definition.params_type, plain)
+        payload = payloads.from_argument(task.params, self.definition.params_type)
         event = WorkflowEvent(payload, to_datetime(task.created_at), self.key, task.run_number)
-        return await self.definition.program(self._client)(event, step)
+        running = self.definition.program(self._client)(event, step)
+        if not inspect.isawaitable(running):
+            raise TypeError(f"the workflow {self.definition.name!r} is not async: write async def")
+        return await running
 
 
 def finish_of(outcome: Outcome, limits: Limits) -> pb.Finish:

@@ -50,6 +50,11 @@ def from_payload(payload: Payload, into: Any = None) -> Any:
     return value if into is None else build(into, value)
 
 
+def from_argument(payload: Payload, into: Any = None) -> Any:
+    """What a function of the user's is called with: the value that was sent, or the empty object if none was."""
+    return build(into, from_payload(payload) if payload.WhichOneof("body") else {})
+
+
 def build(into: Any, value: Any) -> Any:
     """A plain JSON value as the type that a user declared. TypeError or ValueError if it does not fit."""
     if into is None or into is Any or into is object:
@@ -60,7 +65,7 @@ def build(into: Any, value: Any) -> Any:
     if origin in (list, tuple, set, frozenset) and isinstance(value, list):
         return _build_items(origin, args, value)
     if origin is dict and isinstance(value, dict):
-        return {key: build(args[1], item) for key, item in value.items()}
+        return {key: _build_part(key, args[1], item) for key, item in value.items()}
     return _build_plain(origin or into, value)
 
 
@@ -91,7 +96,17 @@ def _build_dataclass(into: type, value: Any) -> Any:
         raise TypeError(f"expected an object for {into.__name__}, got {type(value).__name__}")
     hints = _hints(into)
     fields = [field.name for field in dataclasses.fields(into) if field.init]
-    return into(**{name: build(hints.get(name), value[name]) for name in fields if name in value})
+    return into(**{name: _build_part(name, hints.get(name), value[name]) for name in fields if name in value})
+
+
+def _build_part(name: str, into: Any, value: Any) -> Any:
+    """A part of a larger value; what does not fit says where it stands."""
+    try:
+        return build(into, value)
+    except (TypeError, ValueError) as error:
+        if type(error) not in (TypeError, ValueError):  # pydantic says where by itself
+            raise
+        raise type(error)(f"{name}: {error}") from error
 
 
 @cache
@@ -111,8 +126,8 @@ def _build_union(args: tuple[Any, ...], value: Any) -> Any:
 
 def _build_items(origin: Any, args: tuple[Any, ...], value: list[Any]) -> Any:
     if origin is tuple and len(args) == len(value) and args[-1] is not ...:
-        return tuple(build(arg, item) for arg, item in zip(args, value, strict=True))
-    return origin(build(args[0], item) for item in value)
+        return tuple(_build_part(f"item {at}", args[at], item) for at, item in enumerate(value))
+    return origin(_build_part(f"item {at}", args[0], item) for at, item in enumerate(value))
 
 
 def _plain(value: Any) -> Any:

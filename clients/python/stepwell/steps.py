@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import partial, wraps
-from typing import Any, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
+from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from stepwell.bodies import Body
-from stepwell.durations import DurationLike, InstantLike, to_datetime, to_duration, to_timedelta, to_timestamp
+from stepwell.durations import DurationLike, InstantLike, to_datetime, to_duration, to_timedelta, to_timestamp, to_words
 from stepwell.payloads import from_payload
 from stepwell.retry import Retry, to_retry
 from stepwell.v1 import workers_pb2 as pb
@@ -43,11 +44,11 @@ class StepOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class ReceivedEvent:
+class ReceivedEvent(Generic[T]):
     """The event that a step waited for."""
 
     type: str
-    payload: Any
+    payload: T
     timestamp: datetime
 
 
@@ -133,7 +134,9 @@ class WorkflowStep:
         if len(args) == 1 and not config and callable(args[0]):  # what nearly all steps are
             return self._do(name, args[0], _NO_OPTIONS, into)
         functions = [arg for arg in args if callable(arg)]
-        options = _options(*(arg for arg in args if arg is not None and not callable(arg)), config)
+        configs = [arg for arg in args if arg is not None and not callable(arg)]
+        _check_call(name, functions, configs)
+        options = _options(*configs, config)
         if functions:
             return self._do(name, functions[0], options, into)
 
@@ -155,6 +158,24 @@ class WorkflowStep:
         """Wait for an instant: a datetime with a time zone, or milliseconds since the epoch."""
         await self._engine.wait(pb.Wait(name=name, sleep_until=to_timestamp(instant)))
 
+    @overload
+    async def wait_for_event(
+        self,
+        name: str,
+        *,
+        type: str,
+        timeout: DurationLike = ...,  # noqa: ASYNC109
+        into: Callable[..., T],
+    ) -> ReceivedEvent[T]: ...
+    @overload
+    async def wait_for_event(
+        self,
+        name: str,
+        *,
+        type: str,
+        timeout: DurationLike = ...,  # noqa: ASYNC109
+        into: Any = None,
+    ) -> ReceivedEvent[Any]: ...
     async def wait_for_event(
         self,
         name: str,
@@ -162,7 +183,7 @@ class WorkflowStep:
         type: str,
         timeout: DurationLike = "24 hours",  # noqa: ASYNC109 - the server's, and stored
         into: Any = None,
-    ) -> ReceivedEvent:
+    ) -> ReceivedEvent[Any]:
         """Wait for an event of this type. WaitForEventTimeoutError if none was sent in time.
 
         `into` is a type to build the event's payload into.
@@ -174,7 +195,7 @@ class WorkflowStep:
         length = to_timedelta(timeout)
         if not _SHORTEST_EVENT_WAIT <= length <= self._engine.max_timer:
             raise ValueError(
-                f"WAIT_FOR_EVENT_TIMEOUT_RANGE: from 1 second to {self._engine.max_timer}, not {timeout!r}"
+                f"WAIT_FOR_EVENT_TIMEOUT_RANGE: from 1 second to {to_words(self._engine.max_timer)}, not {timeout!r}"
             )
         wait = pb.EventWait(type=type, timeout=to_duration(length))
         state = await self._engine.wait(pb.Wait(name=name, event=wait))
@@ -186,11 +207,25 @@ class WorkflowStep:
 
     def _checked(self, length: timedelta) -> timedelta:
         if length > self._engine.max_timer:
-            raise ValueError(f"a wait is at most {self._engine.max_timer}, not {length}")
+            raise ValueError(f"a wait is at most {to_words(self._engine.max_timer)}, not {to_words(length)}")
         return length
 
 
 _NO_OPTIONS = StepOptions()
+
+
+def _check_call(name: object, functions: list[Any], configs: list[Any]) -> None:
+    """TypeError for what is easily written instead of `step.do("name", function)`."""
+    if not isinstance(name, str):
+        raise TypeError(f'a step begins with its name, such as step.do("ship", ship), not with {name!r}')
+    for config in configs:
+        if inspect.iscoroutine(config):
+            config.close()
+            raise TypeError(f"the step {name!r} needs a function, not what it returned: write lambda: f(x), not f(x)")
+        if not isinstance(config, Mapping):
+            raise TypeError(f"the step {name!r} needs a function, not {config!r}")
+    if len(functions) > 1:
+        raise TypeError(f"the step {name!r} has one function, not {len(functions)}")
 
 
 def _options(*configs: Config) -> StepOptions:

@@ -313,7 +313,7 @@ class _Stream:
             arrived.pop(held, None)
             await self.connection.report(held, tuple(read))
         for held in arrived:
-            await self.connection.acknowledge(held)
+            self.connection.acknowledge(held)
         for beat in beats:
             await self.connection.heartbeat(beat.heartbeat_number, map(frames.held_from_pb, beat.held))
 

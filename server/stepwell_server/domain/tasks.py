@@ -174,15 +174,16 @@ class Task(NamedTuple):
         )
         return free.parked() if self.stop is Stop.PAUSE else free
 
-    def lapsed(self, now: Micros) -> Task:
-        """Pending again because its holder was lost. What was open stays noted, for its attempts to be counted."""
-        unnoticed = self.acked and not self.frame_number and not self.open_steps  # what it had begun, it never said
+    def left(self, now: Micros) -> Task:
+        """Pending again because its holder goes. What was open stays noted, for its attempts to be counted."""
         return self.given_back()._replace(
-            run_at=now,
-            reason=Reason.TAKEOVER,
-            priority=min(self.priority, BEGUN_PRIORITY),
-            interruptions=self.interruptions + unnoticed,
+            run_at=now, reason=Reason.TAKEOVER, priority=min(self.priority, BEGUN_PRIORITY)
         )
+
+    def lapsed(self, now: Micros) -> Task:
+        """Pending again because its holder was lost, who may have begun what it never came to say."""
+        unnoticed = self.acked and not self.frame_number and not self.open_steps
+        return self.left(now)._replace(interruptions=self.interruptions + unnoticed)
 
     def released(self, now: Micros, run_at: Micros, reason: Reason, priority: int) -> Task:
         """Waiting for its next time; due at once if something came while it was held, parked if it is to pause."""

@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.hooks import Hook
 from stepwell_server.domain.leases import Owner
-from stepwell_server.domain.runs import RunRules, load_open
+from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import Handler, Reason, Task, TaskKind
 from stepwell_server.domain.times import Micros
 from stepwell_server.domain.workflows import Step

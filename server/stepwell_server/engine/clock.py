@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from stepwell_server.domain.clock import ClockReading
-from stepwell_server.domain.runs import load_open
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import Micros
 from stepwell_server.engine.requests import Request

@@ -39,7 +39,7 @@ SHORTEST_PAUSE = 0.001
 LONGEST_PAUSE = 0.02
 
 _HOT = TxOptions(label="group", attempts=2, reserved=True)
-_SLOW = TxOptions(label="slow-lane", reserved=True)
+_SLOW = TxOptions(label="slow-lane", attempts=2, reserved=True)
 
 log = structlog.get_logger()
 
@@ -64,6 +64,9 @@ class Committer:
     _bytes: int = 0
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _slow: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
+    """Calls on the slow lane, by their entity."""
+    _lane: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One of them at a time: however many rows are locked, waiting for them takes one connection."""
 
     async def submit(self, call: HotCall) -> Any:
         """Commit the call with others and return its answer, or raise its refusal."""
@@ -168,7 +171,8 @@ class Committer:
     async def _decide_slowly(self, waiting: _Waiting) -> None:
         """Decide one call in a transaction of its own that may wait for the lock."""
         try:
-            result = await self.db.run_tx(lambda tx: run_group(tx, [waiting.call], self.rules, waiting=True), _SLOW)
+            async with self._lane:
+                result = await self.db.run_tx(lambda tx: run_group(tx, [waiting.call], self.rules, waiting=True), _SLOW)
             _settle(waiting, result.answers[0])
             self.on_commit(result.committed)
         except Conflict:

@@ -29,6 +29,8 @@ from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.tasks import Answer, GiveBack, Leave, Renew, Shorten
 
 MOST_CREDIT = 1000
+ACKS_COLLECTED = 0.02
+"""Seconds for which an acknowledgement waits for the task's first frames, which renew its lease all the same."""
 SHORTEST_RETRY = 0.1
 LONGEST_RETRY = 2.0
 
@@ -80,6 +82,8 @@ class Connection:
     is_draining: bool = False
     last_beat: int = 0
     """Newest heartbeat whose renewals are durable."""
+    _arrived: dict[Held, None] = field(default_factory=dict)
+    """Tasks that were acknowledged a moment ago."""
     _lanes: dict[int, deque[ReportFrames]] = field(default_factory=dict)
     _retries: set[asyncio.Task[None]] = field(default_factory=set)
     _has_parted: bool = False
@@ -135,9 +139,18 @@ class Connection:
         if not self.is_draining:
             self.dispatcher.grant(self.place, min(tasks, room))
 
-    async def acknowledge(self, held: Held) -> None:
-        """The task has arrived: its lease is a full one from now on."""
-        await self._acknowledge(held, SHORTEST_RETRY)
+    def acknowledge(self, held: Held) -> None:
+        """The task has arrived: its lease is a full one in a moment, or with its first frames."""
+        if not self._arrived:
+            self._spawn(self._acknowledge_arrived())
+        self._arrived[held] = None
+
+    async def _acknowledge_arrived(self) -> None:
+        await asyncio.sleep(ACKS_COLLECTED)
+        while self._arrived:
+            held = next(iter(self._arrived))
+            await self._acknowledge(held, SHORTEST_RETRY)
+            self._arrived.pop(held, None)
 
     async def _acknowledge(self, held: Held, pause: float) -> None:
         await self._enqueue(self._renewal(held), partial(self._acknowledged, held, pause))
@@ -178,14 +191,16 @@ class Connection:
         if done.cancelled() or done.exception() is not None:
             return False
         answer = done.result()
-        if answer.verdict is Verdict.STALE:
+        was_held = self.place.held.get(held.task_id) == held
+        if answer.verdict is Verdict.STALE and not was_held:
             self.tell(held, RunNews(stale=_lost(held)))
-        elif answer.wake_again:
-            self.dispatcher.look([held.task_id])
+        elif answer.verdict is Verdict.STALE or answer.wake_again:
+            self.dispatcher.look([held.task_id])  # which also says why it is lost
         return True
 
     async def report(self, held: Held, frames: tuple[Frame, ...]) -> None:
         """Commit frames about one task; the answers go out by themselves."""
+        self._arrived.pop(held, None)
         call = ReportFrames(held, self.owner.session_id, frames, sum(frame.size for frame in frames))
         lane = self._lanes.get(held.task_id)
         if lane is not None:  # an earlier one waits for the database: keep the order
@@ -253,7 +268,8 @@ class Connection:
         unsent = {one.held for one in self.outbox if isinstance(one, Delivery)}
         kept = [] if self.is_draining else [one for one in self.place.held.values() if one not in unsent]
         times = self.committer.rules.times
-        calls: list[HotCall] = [GiveBack(held=one, owner=self.owner) for one in unsent]
+        calls: list[HotCall] = [self._renewal(one) for one in self._arrived]  # what had arrived may have begun
+        calls += [GiveBack(held=one, owner=self.owner) for one in unsent]
         await self._part(calls + [Shorten(held=one, owner=self.owner, times=times) for one in kept])
 
     async def _part(self, calls: Sequence[HotCall]) -> None:

@@ -155,10 +155,10 @@ class GiveBack(_AboutLease):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leave(_AboutLease):
-    """Return a task whose holder goes away for good: as if it had been lost, but at once."""
+    """Return a task whose holder goes away for good. It has said which bodies it interrupts."""
 
     def _changed(self, task: Task, at: Stamp) -> Task:
-        return task.lapsed(at.now)
+        return task.left(at.now)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

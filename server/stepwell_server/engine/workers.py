@@ -82,7 +82,8 @@ class Hello:
         check_session_id(self.session_id)
         lowest, highest = PROTOCOL
         if not lowest <= self.protocol_version <= highest:
-            raise ProtocolUnsupported("this server speaks another version", lowest=lowest, highest=highest)
+            spoken = f"this server speaks versions {lowest} to {highest} of the protocol, not {self.protocol_version}"
+            raise ProtocolUnsupported(spoken, lowest=lowest, highest=highest)
         for name, text in (("worker_id", self.worker_id), ("sdk", self.sdk)):
             if len(text) > LABEL_LENGTH:
                 raise InvalidField(f"{name} is longer than {LABEL_LENGTH} characters", field=name)

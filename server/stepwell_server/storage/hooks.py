@@ -10,10 +10,10 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Integer, Row, Select, Text, bindparam, select, true, update
 
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.hooks import STORED, Hook, HookFilter, HookKey, HookStatus, NewHook
 from stepwell_server.domain.jobs import Execution, JobStatus
 from stepwell_server.domain.retry import Backoff, RetryPolicy
-from stepwell_server.domain.runs import load_open
 from stepwell_server.domain.tasks import Handler, Reason, Task, TaskKind, TaskStatus
 from stepwell_server.domain.times import Micros
 from stepwell_server.storage import dialect, handlers

@@ -70,9 +70,9 @@ def get(tx: Tx, session_id: str) -> Session | None:
 
 
 def disconnect(tx: Tx, owner: Owner) -> None:
-    """Forget a session whose stream ended, unless it has a newer one."""
+    """Count a session whose stream ended as gone, unless it has a newer one. Its number goes on when it comes back."""
     mine = and_(sessions.c.session_id == owner.session_id, sessions.c.connection == owner.connection)
-    tx.execute(update(sessions).where(mine).values(seen_at=0))
+    tx.execute(update(sessions).where(mine).values(seen_at=lease_now() - CALLER_SEEN))
 
 
 def confirm(tx: Tx, owners: Sequence[Owner]) -> set[str]:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 import grpc
 import typer
 
+from stepwell.apps import App
 from stepwell.cli import apps, arguments, logs, options, printing, stopping, wakes
 from stepwell.cli.summons import Summons, WakeUrl
 from stepwell.client import Client
@@ -22,7 +23,6 @@ from stepwell.durations import DurationLike
 from stepwell.errors import CallFailed
 from stepwell.processors import FollowedProcessor, ProcessorsFailed, ServerProcessor, Unserved
 from stepwell.worker import Worker
-from stepwell.workflows import App
 
 _LOG = logging.getLogger("stepwell.dispatcher")
 

@@ -89,11 +89,13 @@ class Target:
         return asyncio.run(talking())
 
     def explained(self, failure: CallFailed) -> CallFailed:
-        """The same failure, in words that name the server if nobody answers there."""
-        if failure.code is not grpc.StatusCode.UNAVAILABLE or failure.reason:
-            return failure
-        why = failure.message.rpartition(": ")[2]
-        return CallFailed(failure.code, f"no server answers at {self.server}: {why}")
+        """The same failure, in words that name the server if nobody answers there, or something else does."""
+        if not failure.reason and failure.code is grpc.StatusCode.UNAVAILABLE:
+            why = failure.message.rpartition(": ")[2].rstrip("]")
+            return CallFailed(failure.code, f"no server answers at {self.server}: {why}")
+        if not failure.reason and failure.code is grpc.StatusCode.UNIMPLEMENTED:
+            return CallFailed(failure.code, f"what answers at {self.server} is no Stepwell server, or an older one")
+        return failure
 
 
 def on_server(command: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:

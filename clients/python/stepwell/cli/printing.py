@@ -15,7 +15,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from stepwell.v1.common_pb2 import Payload
+from stepwell.v1.common_pb2 import Failure, Payload
 
 Cell: TypeAlias = str | Text
 
@@ -31,13 +31,13 @@ def print_json(message: Message, *, one_line: bool = False) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], title: str = "") -> None:
-    """Print rows in the style of every list of the command; cells are plain text, whatever they hold."""
-    table = Table(
-        title=title, title_justify="left", box=None, pad_edge=False, header_style="bold", show_header=any(columns)
-    )
+    """Print rows, or that there are none, in the style of every list; cells are plain text, whatever they hold."""
+    if title:  # rich would wrap it at the width of the table
+        print_line(Text.assemble(to_text(title), style="italic"))
+    table = Table(box=None, pad_edge=False, header_style="bold", show_header=any(columns))
     for column in columns:
         table.add_column(column)
-    for row in rows:
+    for row in list(rows) or [["none"]]:
         table.add_row(*map(to_text, row))
     console = Console()
     console.width = _WIDE  # nothing is cut off: a pipe has no edge, and a terminal wraps by itself
@@ -83,6 +83,19 @@ def duration(length: timedelta) -> str:
 def payload(data: Payload) -> str:
     """A payload as one short line."""
     return shortened(data.json) if data.WhichOneof("body") != "binary" else f"{len(data.binary):,} bytes"
+
+
+def indented(data: Payload) -> str:
+    """A payload over as many lines as it takes."""
+    try:
+        return json.dumps(json.loads(data.json), indent=2, ensure_ascii=False)
+    except ValueError:
+        return payload(data)
+
+
+def failure(told: Failure) -> str:
+    """What went wrong, as one short line."""
+    return shortened(f"{told.name}: {told.message}")
 
 
 def shortened(text: str) -> str:

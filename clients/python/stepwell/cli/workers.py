@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from stepwell.apps import App
 from stepwell.cli import apps, arguments, logs, options, printing, stopping
 from stepwell.errors import CallFailed
 from stepwell.worker import Worker
-from stepwell.workflows import App
 
 ConnectTimeout = Annotated[
     timedelta,
@@ -19,14 +19,14 @@ ConnectTimeout = Annotated[
 ]
 Grace = Annotated[
     timedelta,
-    typer.Option(metavar="DURATION", parser=arguments.duration, help="How long executing steps may take to end, then."),
+    typer.Option(metavar="DURATION", parser=arguments.duration, help="How long what executes may take to end, then."),
 ]
 Idle = Annotated[
     timedelta | None,
     typer.Option(metavar="DURATION", parser=arguments.duration, help="Leave when it had nothing to do for so long."),
 ]
-MaxTasks = Annotated[int, typer.Option(min=1, help="Most runs that it executes at once.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads for step functions that are not async.")]
+MaxTasks = Annotated[int, typer.Option(min=1, help="Most runs and hooks that it executes at once.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads for functions that are not async.")]
 
 
 @options.in_namespace
@@ -39,7 +39,7 @@ def worker(
     connect_timeout: ConnectTimeout = timedelta(seconds=30),
     idle: Idle = None,
 ) -> None:
-    """Host the workflows of an app until Ctrl-C or SIGTERM."""
+    """Host what an app has until Ctrl-C or SIGTERM."""
     logs.log_to_terminal()
     found = apps.load_app(app)
     settings = {"max_tasks": max_tasks, "threads": threads, "grace": grace, "connect_timeout": connect_timeout}
@@ -52,12 +52,12 @@ async def serve(target: options.Target, app: App, idle: timedelta | None = None,
         worker = Worker(client, app, **settings)
         try:
             async with worker:
-                hosted = ", ".join(app.definitions) or "nothing"
+                hosted = ", ".join(app.names) or "nothing"
                 printing.print_line(f"worker {worker.worker_id} serves {hosted} at {target.server}; Ctrl-C stops it")
                 try:
                     await worker.ended(idle)
                 finally:
-                    printing.print_line(f"worker {worker.worker_id} stops when its steps have ended")
+                    printing.print_line(f"worker {worker.worker_id} stops when what it executes has ended")
         except CallFailed as failure:
             raise target.explained(failure) from None
         except TimeoutError:

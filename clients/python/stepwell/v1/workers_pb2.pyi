@@ -1002,7 +1002,9 @@ Global___Credit: _TypeAlias = Credit  # noqa: Y015
 
 @_typing.final
 class TaskAck(_message.Message):
-    """TaskAck says that a task has arrived, which makes its lease a full one."""
+    """TaskAck says that a task has arrived, which makes its lease a full one. It is sent before the first body begins: if that
+    body kills the worker, its execution is counted by the arrival of the task alone.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -1411,7 +1413,9 @@ Global___NeedState: _TypeAlias = NeedState  # noqa: Y015
 
 @_typing.final
 class Goodbye(_message.Message):
-    """Goodbye says that the worker leaves. Tasks it still holds go back at once; an attempt is charged to bodies that are open."""
+    """Goodbye says that the worker leaves. Tasks it still holds go back at once; an attempt is charged to bodies that are open. A
+    body that executes and that no frame has named is named before it, by BeginSteps with "begun": what is not never began.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -527,7 +527,10 @@ export interface Credit {
   tasks: number;
 }
 
-/** TaskAck says that a task has arrived, which makes its lease a full one. */
+/**
+ * TaskAck says that a task has arrived, which makes its lease a full one. It is sent before the first body begins: if that
+ * body kills the worker, its execution is counted by the arrival of the task alone.
+ */
 export interface TaskAck {
 }
 
@@ -697,7 +700,10 @@ export interface NeedState {
   offset: number;
 }
 
-/** Goodbye says that the worker leaves. Tasks it still holds go back at once; an attempt is charged to bodies that are open. */
+/**
+ * Goodbye says that the worker leaves. Tasks it still holds go back at once; an attempt is charged to bodies that are open. A
+ * body that executes and that no frame has named is named before it, by BeginSteps with "begun": what is not never began.
+ */
 export interface Goodbye {
 }
 
