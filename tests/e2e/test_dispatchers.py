@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -20,7 +21,9 @@ from tests.support.commands import Running, start_command, stepwell
 from tests.support.servers import ServerProcess, start_process
 
 PROGRAM = """
-from stepwell import App, workflow
+import pathlib
+
+from stepwell import App, hook, workflow
 
 
 @workflow("nap")
@@ -30,7 +33,12 @@ async def nap(event, step):
     return await step.do("get up", lambda: "rested")
 
 
-app = App(workflows=[nap])
+@hook("ring")
+async def ring(payload):
+    pathlib.Path("rung").touch()
+
+
+app = App(workflows=[nap], hooks=[ring])
 """
 POLL = ("--mode", "poll", "--interval", "100 ms")
 
@@ -117,6 +125,21 @@ async def test_an_app_is_hosted_only_while_it_has_something_to_do(
         await until_said(sidecar, "leaving", 2)
         assert len([line for line in sidecar.lines if "hosting" in line]) == 2  # none while it slept
         assert await sidecar.stop() == 0
+
+
+async def test_a_hook_that_becomes_due_while_nobody_is_there_is_executed(database_url: str, folder: Path) -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(start_process(database_url))
+        client = await stack.enter_async_context(Client(server.listen))
+        await registered(server, folder)
+        sidecar = await stack.enter_async_context(hosting(server, folder))
+        await sidecar.says("hosts nap, ring (hook) while that has no other worker")
+        await client.hook("ring").trigger({}, process_at=datetime.now(UTC) + timedelta(seconds=1))
+
+        await sidecar.says("hosting")
+        await sidecar.says("leaving")
+
+        assert (folder / "rung").exists()
 
 
 def hosting(server: ServerProcess, folder: Path) -> AbstractAsyncContextManager[Running]:

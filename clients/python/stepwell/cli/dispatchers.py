@@ -171,7 +171,7 @@ class Host:
     @property
     def hosted(self) -> str:
         """What it hosts, in words."""
-        return ", ".join(self._app.definitions) or "nothing"
+        return ", ".join(self._app.names) or "nothing"
 
     def leave(self) -> None:
         """Work no longer than to the end of the steps that execute."""
@@ -202,7 +202,7 @@ class Host:
 
 def _names_of(app: App | None) -> list[str]:
     """The names to listen for, if the wire takes so many."""
-    names = list(app.definitions) if app is not None else []
+    names = [] if app is None else list({**app.workflow_definitions, **app.hook_definitions})
     return names if len(names) <= _MOST_NAMES else []
 
 
