@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -15,7 +21,9 @@ from tests.support.commands import Running, start_command, stepwell
 from tests.support.servers import ServerProcess, start_process
 
 PROGRAM = """
-from stepwell import App, workflow
+import pathlib
+
+from stepwell import App, hook, workflow
 
 
 @workflow("nap")
@@ -25,7 +33,12 @@ async def nap(event, step):
     return await step.do("get up", lambda: "rested")
 
 
-app = App(workflows=[nap])
+@hook("ring")
+async def ring(payload):
+    pathlib.Path("rung").touch()
+
+
+app = App(workflows=[nap], hooks=[ring])
 """
 POLL = ("--mode", "poll", "--interval", "100 ms")
 
@@ -114,6 +127,21 @@ async def test_an_app_is_hosted_only_while_it_has_something_to_do(
         assert await sidecar.stop() == 0
 
 
+async def test_a_hook_that_becomes_due_while_nobody_is_there_is_executed(database_url: str, folder: Path) -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(start_process(database_url))
+        client = await stack.enter_async_context(Client(server.listen))
+        await registered(server, folder)
+        sidecar = await stack.enter_async_context(hosting(server, folder))
+        await sidecar.says("hosts nap, ring (hook) while that has no other worker")
+        await client.hook("ring").trigger({}, process_at=datetime.now(UTC) + timedelta(seconds=1))
+
+        await sidecar.says("hosting")
+        await sidecar.says("leaving")
+
+        assert (folder / "rung").exists()
+
+
 def hosting(server: ServerProcess, folder: Path) -> AbstractAsyncContextManager[Running]:
     arguments = ("dispatcher", "--app", "program:app", "--idle", "300 ms")
     return start_command(*arguments, server=server.listen, cwd=folder)
@@ -123,6 +151,41 @@ async def until_said(running: Running, text: str, times: int) -> None:
     async with asyncio.timeout(30):
         while len([line for line in running.lines if text in line]) < times:
             await asyncio.sleep(0.02)
+
+
+@pytest.mark.skipif(shutil.which("faketime") is None, reason="faketime moves the clock of a process")
+@pytest.mark.parametrize("skew", ["+10m", "-10m"])
+@pytest.mark.parametrize("mode", [(), POLL], ids=["stream", "poll"])
+async def test_a_dispatcher_whose_clock_is_wrong_is_not_late(
+    sqlite_url: str, folder: Path, monkeypatch: pytest.MonkeyPatch, skew: str, mode: tuple[str, ...]
+) -> None:
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(external(sqlite_url))
+        client = await stack.enter_async_context(Client(server.listen))
+        worker = await stack.enter_async_context(start_command("worker", "program", server=server.listen, cwd=folder))
+        await worker.says("serves nap")
+        with monkeypatch.context() as skewed:
+            for name, value in skewed_by(skew).items():
+                skewed.setenv(name, value)
+            command = start_command("dispatcher", *mode, server=server.listen, cwd=folder)
+            sidecar = await stack.enter_async_context(command)
+
+        await sidecar.says("has what is due handed out")
+        nap = await client.workflow("nap").create(params={"for": "1 second"})
+        assert await nap.result(timeout="20 seconds") == "rested"
+        after = json.loads((await stepwell("wake", "next", "--json", server=server.listen))[1])
+        assert "wake_at" not in after["next_wake"]
+
+
+def skewed_by(skew: str) -> dict[str, str]:
+    """What faketime sets for the program that it starts; it stays in between, which is no good for signals."""
+    printed = subprocess.run(("faketime", "-f", skew, "env"), capture_output=True, text=True, check=True).stdout
+    variables = dict(line.split("=", 1) for line in printed.splitlines() if "=" in line)
+    chosen = {"LD_PRELOAD": variables["LD_PRELOAD"], "FAKETIME": skew, "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+    clock = (sys.executable, "-c", "import time; print(time.time())")
+    told = subprocess.run(clock, env=os.environ | chosen, capture_output=True, text=True, check=True).stdout
+    assert abs(float(told) - time.time()) > 500
+    return chosen
 
 
 async def test_wake_shows_what_waits_and_for_whom(database_url: str, folder: Path) -> None:

@@ -202,7 +202,7 @@ class Host:
 
 def _names_of(app: App | None) -> list[str]:
     """The names to listen for, if the wire takes so many."""
-    names = [*app.workflow_definitions, *app.hook_definitions] if app is not None else []
+    names = [] if app is None else list({**app.workflow_definitions, **app.hook_definitions})
     return names if len(names) <= _MOST_NAMES else []
 
 
