@@ -326,6 +326,22 @@ async def test_draining_waits_for_bodies_that_execute(worker: Worker) -> None:
     assert worker.holdings.quiet.is_set()
 
 
+async def test_a_body_that_takes_its_time_is_named_so_that_people_see_where_the_run_is(worker: Worker) -> None:
+    @workflow("slow")
+    async def slow(event: Any, step: Any) -> None:
+        await step.do("work", asyncio.Event().wait)
+
+    worker.holdings = Holdings(App([slow]), None, InlinePool(), worker.clock)
+    worker.welcome()
+    assert await worker.task("slow") == ["task_ack"]
+
+    worker.holdings.name_bodies()
+    assert worker.sent() == ["begin_steps =work"]
+
+    worker.holdings.name_bodies()
+    assert worker.sent() == []
+
+
 async def test_a_result_that_came_too_late_starts_the_run_over(worker: Worker) -> None:
     worker.welcome()
     await worker.task(steps=[slept("sleep")])

@@ -167,6 +167,7 @@ class Connection:
             self._holdings.heartbeat()
         else:
             self._holdings.expire()
+        self._holdings.name_bodies()
         silence = self._holdings.clock.now() - self._heard_at
         if self._call is not None and silence > _SILENT_INTERVALS * self._holdings.terms.heartbeat_interval:
             self._is_silent = True

@@ -242,7 +242,7 @@ class Holdings:
         self.rested()
 
     def name_bodies(self) -> None:
-        """Say which bodies execute, where no frame has said so yet: the worker is about to leave them."""
+        """Say which bodies execute, where no frame has said so yet: they take their time, or are about to be left."""
         for held in self._held.values():
             if isinstance(held.work, Run):
                 held.work.name_bodies()
