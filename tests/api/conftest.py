@@ -7,8 +7,10 @@ from typing import Any, TypeAlias
 
 import pytest
 
+from stepwell_server.engine.loops import sweep
 from tests.support.flows import Flows
 from tests.support.servers import Served, StartServer
+from tests.support.triggers import Triggers
 from tests.support.workers import HandWorker, close_all
 
 Hire: TypeAlias = Callable[..., Awaitable[HandWorker]]
@@ -41,6 +43,25 @@ def hire(hire_at: Hire, server: Served) -> Hire:
 
 
 @pytest.fixture
+async def still(start_server: StartServer, database_url: str) -> Served:
+    """A server whose time stands still."""
+    return await start_server(database_url, virtual_clock=True)
+
+
+@pytest.fixture
+async def brisk(start_server: StartServer, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """A server that notices lost workers within a moment: streams get no grace, tasks must be acknowledged at once."""
+    monkeypatch.setattr(sweep, "INTERVAL", 0.05)
+    return await start_server(database_url, leases={"lease": 1, "ack_window": 0.2, "reconnect_grace": 0})
+
+
+@pytest.fixture
 def flows(server: Served) -> Flows:
     """Instances of the workflow "order"."""
     return Flows(server.channel)
+
+
+@pytest.fixture
+def triggers(server: Served) -> Triggers:
+    """Hooks of the default namespace."""
+    return Triggers(server.channel)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 
 from stepwell.v1 import workers_pb2 as pb
-from stepwell_server.engine.loops import sweep
 from tests.api.conftest import Hire
 from tests.support.flows import Flows, step_status
 from tests.support.frames import begin, done, failed, finish, opening, policy, sleep, suspend, wait_for
-from tests.support.servers import Served, StartServer
+from tests.support.servers import Served
 from tests.support.workers import HandWorker, Job, UnaryWorker, grant, held, lease_left
 
 LEASE, ACK_WINDOW, GRACE = 30, 10, 5
@@ -28,13 +25,6 @@ async def job(worker: HandWorker, flows: Flows) -> Job:
     """The instance "one", held by the worker."""
     await flows.create("one")
     return await worker.take()
-
-
-@pytest.fixture
-async def brisk(start_server: StartServer, database_url: str, monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Served]:
-    """A server that notices lost workers within a moment: streams get no grace, tasks must be acknowledged at once."""
-    monkeypatch.setattr(sweep, "INTERVAL", 0.05)
-    yield await start_server(database_url, leases={"lease": 1, "ack_window": 0.2, "reconnect_grace": 0})
 
 
 # ---- fences

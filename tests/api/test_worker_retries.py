@@ -21,12 +21,6 @@ YEAR = 365 * 86_400
 
 
 @pytest.fixture
-async def still(start_server: StartServer, database_url: str) -> Served:
-    """A server whose time stands still."""
-    return await start_server(database_url, virtual_clock=True)
-
-
-@pytest.fixture
 async def flows(still: Served) -> Flows:
     """Instances of the workflow "order"."""
     return Flows(still.channel)

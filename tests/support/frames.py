@@ -92,3 +92,14 @@ def need_state(offset: int = 0) -> pb.WorkerFrame:
 def task_ack() -> pb.WorkerFrame:
     """The task has arrived."""
     return pb.WorkerFrame(task_ack=pb.TaskAck())
+
+
+def returned(*, number: int = 0) -> pb.WorkerFrame:
+    """The handler of a hook returned."""
+    return pb.WorkerFrame(outcome=pb.Outcome(), number=number)
+
+
+def raised(name: str = "Oops", message: str = "it broke", *, number: int = 0, **failure: Any) -> pb.WorkerFrame:
+    """The handler of a hook failed."""
+    said = Failure(name=name, message=message, **failure)
+    return pb.WorkerFrame(outcome=pb.Outcome(failure=said), number=number)

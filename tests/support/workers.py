@@ -24,12 +24,14 @@ from tests.support.servers import Served
 PATIENCE = 10.0
 """Seconds after which a frame that does not come has not come."""
 
-WORKFLOW = pb.HANDLER_KIND_WORKFLOW
+WORKFLOW, HOOK = pb.HANDLER_KIND_WORKFLOW, pb.HANDLER_KIND_HOOK
 
 
-def handlers(*names: str) -> list[pb.Handler]:
-    """Handlers of these workflows."""
-    return [pb.Handler(kind=WORKFLOW, name=name) for name in names]
+def handlers(*names: str, hooks: Iterable[str] = ()) -> list[pb.Handler]:
+    """Handlers of these workflows and hooks."""
+    return [pb.Handler(kind=WORKFLOW, name=name) for name in names] + [
+        pb.Handler(kind=HOOK, name=name) for name in hooks
+    ]
 
 
 @dataclass(eq=False)
@@ -38,6 +40,7 @@ class HandWorker:
 
     channel: aio.Channel
     names: tuple[str, ...] = ("order",)
+    hooks: tuple[str, ...] = ()
     worker_id: str = "hand"
     namespace: str = ""
     session_id: str = field(default_factory=lambda: uuid4().hex)
@@ -60,7 +63,7 @@ class HandWorker:
             "sdk": "by-hand/1",
             "protocol_version": 1,
             "namespace": self.namespace,
-            "handlers": handlers(*self.names),
+            "handlers": handlers(*self.names, hooks=self.hooks),
         }
         return pb.Hello(**said | changes)
 
@@ -190,6 +193,11 @@ class Job:
         return self.task.workflow
 
     @property
+    def hook(self) -> pb.HookInput:
+        """What the task says of its hook."""
+        return self.task.hook
+
+    @property
     def steps(self) -> dict[str, pb.StepState]:
         """The steps that came with it, by name."""
         return {step.name: step for step in self.run.steps}
@@ -261,6 +269,7 @@ class UnaryWorker:
 
     channel: aio.Channel
     names: tuple[str, ...] = ("order",)
+    hooks: tuple[str, ...] = ()
     session_id: str = field(default_factory=lambda: uuid4().hex)
 
     @property
@@ -270,7 +279,8 @@ class UnaryWorker:
 
     async def register(self) -> pb.Welcome:
         """Say what it hosts."""
-        hello = HandWorker(self.channel, self.names, session_id=self.session_id, worker_id="unary").hello()
+        known = {"hooks": self.hooks, "session_id": self.session_id, "worker_id": "unary"}
+        hello = HandWorker(self.channel, self.names, **known).hello()
         answer = await self.stub.RegisterHandlers(pb.RegisterHandlersRequest(hello=hello))
         welcome: pb.Welcome = answer.welcome
         return welcome

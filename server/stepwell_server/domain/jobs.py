@@ -44,7 +44,8 @@ class Execution:
     attempts: int
     began_at: Micros | None
     failure: Failure | None
-    fence: int
+    fence: int | None
+    """Lease whose holder reported it. None: it ended by itself, and whatever the holder says is stale."""
 
 
 @dataclass(slots=True)
@@ -82,7 +83,7 @@ class Job:
         match frame.body:
             case Outcome() as outcome:
                 self.task = self.task.advanced(frame.number, self.task.open_steps)
-                return self._end(outcome.failure, outcome.retry_after)
+                return self._end(outcome.failure, outcome.retry_after, self.task.fence)
             case Rejected() as rejected:
                 raise rejected.refusal
             case _:
@@ -94,23 +95,23 @@ class Job:
         wake_at = self.task.run_at if released else None
         return FrameAnswer(frame.number, Verdict.REPEATED, Stop.NONE, released, wake_at, self.task.revision)
 
-    def _end(self, failure: Failure | None, retry_after: Micros = 0) -> Micros | None:
-        """The execution is over. Returns when the next one is, if there is one."""
+    def _end(self, failure: Failure | None, retry_after: Micros = 0, fence: int | None = None) -> Micros | None:
+        """The execution is over, by the report of that lease. Returns when the next one is, if there is one."""
         opened = self._open
         failure = None if failure is None else failure.shortened()
         if failure is None:
-            self._close(JobStatus.COMPLETED, opened.attempt, None)
+            self._close(JobStatus.COMPLETED, opened.attempt, None, fence)
         elif failure.non_retryable or not opened.policy.retry.allows_after(opened.attempt):
-            self._close(JobStatus.FAILED, opened.attempt, failure)
+            self._close(JobStatus.FAILED, opened.attempt, failure, fence)
         else:
-            self._close(JobStatus.OPEN, opened.attempt, failure)
+            self._close(JobStatus.OPEN, opened.attempt, failure, fence)
             run_at = self.now + max(retry_after, opened.policy.retry.delay_after(opened.attempt))
             self.task = self.task.released(self.now, run_at, Reason.RETRY, JOB_PRIORITY)
             return run_at
         return None
 
-    def _close(self, status: JobStatus, attempts: int, failure: Failure | None) -> None:
-        self.ended = Execution(status, attempts, self.task.claimed_at, failure, self.task.fence)
+    def _close(self, status: JobStatus, attempts: int, failure: Failure | None, fence: int | None = None) -> None:
+        self.ended = Execution(status, attempts, self.task.claimed_at, failure, fence)
 
     @property
     def _open(self) -> OpenStep:
@@ -145,5 +146,6 @@ class Job:
 
     def give_up(self, attempts: int, policy: StepPolicy, failure: Failure) -> None:
         """Count an execution as failed that could not even begin, because there is nobody who could do it."""
-        self.task = self.task._replace(open_steps=dump_open([OpenStep("", attempts + 1, self.now, policy)]))
+        opened = dump_open([OpenStep("", attempts + 1, self.now, policy)])
+        self.task = self.task._replace(open_steps=opened, claimed_at=self.now)
         self._end(failure)

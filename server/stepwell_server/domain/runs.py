@@ -114,31 +114,16 @@ class Run:
         return FrameAnswer(frame.number, Verdict.ACCEPTED, before.stop, released, wake_at, self.task.revision)
 
     def repeat(self, frame: Frame) -> FrameAnswer:
-        """Answer a frame whose number is used, as it would be answered now: one that was refused is refused again."""
-        refusal = self._refused_before(frame)
-        if refusal is not None:
-            revision = self.task.revision
-            return FrameAnswer(frame.number, Verdict.REPEATED, self.task.stop, revision=revision, refusal=refusal)
+        """Answer a frame whose number is used, as it would be answered now: one that cannot be read is refused again."""
+        if isinstance(frame.body, Rejected):
+            said, refusal = self.task, frame.body.refusal
+            return FrameAnswer(frame.number, Verdict.REPEATED, said.stop, revision=said.revision, refusal=refusal)
         released = self.ending is not None or self.task.status is not TaskStatus.PROCESSING
         known = self.steps.get(frame.step_name or "")
         wake_at = None
         if known is not None and isinstance(frame.body, StepFailed | Wait):
             wake_at = known.next_retry_at if known.type is StepType.DO else known.wake_at
         return FrameAnswer(frame.number, Verdict.REPEATED, self.task.stop, released, wake_at, self.task.revision)
-
-    def _refused_before(self, frame: Frame) -> StepwellError | None:
-        """Why a frame was refused that is said again: it could not be read, or there is no trace of its step."""
-        match frame.body:
-            case Rejected(refusal):
-                return refusal
-            case StepDone(name) | StepFailed(name) | Wait(name):
-                known = self.steps.get(name)
-                wanted = frame.body.type if isinstance(frame.body, Wait) else StepType.DO
-                if known is not None and known.type is not wanted:
-                    return _mismatch(known, wanted)
-                if known is None:
-                    return InvalidField("this frame was refused when it first came", field="number")
-        return None
 
     def _take(self, frame: Frame, session_id: str) -> Micros | None:
         open_steps = self._open_after(frame)

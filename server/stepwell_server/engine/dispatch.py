@@ -354,8 +354,9 @@ class Dispatcher:
             return
         delivery = Delivery(handed, steps)
         self.hold(place, delivery.held)
-        for one in load_open(handed.task.open_steps):  # of a job: it takes too long from the moment it is handed out
-            self.set_timer(place, delivery.held, one.ends_at)
+        if handed.hook is not None:  # runs say when a body begins; here it begins now
+            (execution,) = load_open(handed.task.open_steps)
+            self.set_timer(place, delivery.held, execution.ends_at)
         place.deliver([delivery])
 
     def _give_back(self, handed: Handed) -> None:

@@ -43,7 +43,9 @@ class TriggerHook(HotCall):
         request = (new.key.namespace, self.triggered.request_id)
         found = book.found_by_request.get(request) or book.found_by_id.get(new.key)
         if found is not None:
-            return self._repeated(found.hook, found.request_id, found.request_hash)
+            twin = book.stored.get(found.hook.key)  # of this group: it has had no task yet when it was found
+            hook = found.hook if twin is None else _newborn(twin)
+            return self._repeated(hook, found.request_id, found.request_hash)
         return _reused(self.triggered.request_id)
 
     def _repeated(self, hook: Hook, request_id: str | None, request_hash: str | None) -> Hook | StepwellError:
@@ -60,7 +62,6 @@ def _reused(request_id: str | None) -> IdempotencyKeyReused:
 
 def _newborn(birth: HookBirth) -> Hook:
     new = birth.new
-    process_at = max(birth.at, new.process_at or 0)
     return Hook(
         id=birth.id,
         key=new.key,
@@ -72,8 +73,8 @@ def _newborn(birth: HookBirth) -> Hook:
         idempotency_key=new.idempotency_key,
         failure=None,
         created_at=birth.at,
-        process_at=process_at,
+        process_at=birth.process_at,
         last_attempt_at=None,
-        next_attempt_at=process_at,
+        next_attempt_at=birth.process_at,
         ended_at=None,
     )

@@ -162,7 +162,9 @@ def tell(tx: Tx, events: Iterable[EngineEvent], rules: RunRules, at: Stamp) -> l
 
 def _task_of(birth: HookBirth) -> NewTask:
     new = birth.new
-    return NewTask(new.handler, new.key.hook_id, run_at=new.process_at, priority=JOB_PRIORITY, id=birth.id, revision=1)
+    return NewTask(
+        new.handler, new.key.hook_id, run_at=birth.process_at, priority=JOB_PRIORITY, id=birth.id, revision=1
+    )
 
 
 def _events(group: Group) -> list[EngineEvent]:

@@ -35,6 +35,11 @@ class HookBirth:
     request_id: str | None = None
     request_hash: str | None = None
 
+    @property
+    def process_at(self) -> Micros:
+        """When it is first due: not before it is stored, or it would overtake those that were due before it."""
+        return max(self.at, self.new.process_at or 0)
+
 
 @dataclass(frozen=True, slots=True)
 class FoundHook:
@@ -85,8 +90,10 @@ def _end_sql(product: str) -> Any:
 
 
 def cancel(tx: Tx, hook: Hook, at: Micros) -> None:
-    """Write that somebody ended a hook."""
-    tx.execute(update(hooks).where(hooks.c.id == hook.id).values(status=JobStatus.CANCELLED, ended_at=at))
+    """Write that somebody ended a hook, with the execution that was under way."""
+    begun = {"attempts": hook.attempts, "last_attempt_at": hook.last_attempt_at}
+    ended = {"status": JobStatus.CANCELLED, "ended_at": at, **begun}
+    tx.execute(update(hooks).where(hooks.c.id == hook.id).values(ended))
 
 
 def reopen(tx: Tx, hook: Hook) -> None:
@@ -267,7 +274,7 @@ def _birth_row(birth: HookBirth) -> dict[str, Any]:
         "retry_backoff": new.retry.backoff,
         "retry_max_delay": new.retry.max_delay,
         "created_at": birth.at,
-        "process_at": max(birth.at, new.process_at or 0),
+        "process_at": birth.process_at,
         "request_id": birth.request_id,
         "request_hash": birth.request_hash,
     }
@@ -304,7 +311,7 @@ def _from_row(row: Row[Any]) -> Hook:
         failure=failure_from(row),
         created_at=row.created_at,
         process_at=row.process_at,
-        last_attempt_at=row.task_claimed_at if held else row.last_attempt_at,
+        last_attempt_at=row.task_claimed_at if opened else row.last_attempt_at,
         next_attempt_at=row.task_run_at if status is HookStatus.PENDING else None,
         ended_at=row.ended_at,
     )
