@@ -114,7 +114,7 @@ class Run:
         return FrameAnswer(frame.number, Verdict.ACCEPTED, before.stop, released, wake_at, self.task.revision)
 
     def repeat(self, frame: Frame) -> FrameAnswer:
-        """Answer a frame whose number is used, as it would be answered now: one that cannot be read is refused again."""
+        """Answer a frame whose number is used as it would be answered now; one that cannot be read is refused again."""
         if isinstance(frame.body, Rejected):
             said, refusal = self.task, frame.body.refusal
             return FrameAnswer(frame.number, Verdict.REPEATED, said.stop, revision=said.revision, refusal=refusal)
