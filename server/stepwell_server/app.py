@@ -243,7 +243,7 @@ class App:
             else:
                 watches.note(hint.instances)
 
-        committer = Committer(self.db, rules, announce)
+        committer = Committer(self.db, rules, announce, bus.mark)
         dispatcher = Dispatcher(committer, bus, embedded=settings.dispatch == "embedded")
         self._spine = Spine(self.db, committer, bus, dispatcher, registry, announce)
         tokens = PageTokens(replica.deployment.page_token_key)
@@ -256,7 +256,7 @@ class App:
         self._targets = Targets(self._spine, tokens, settings.allowed_webhooks, settings.webhooks, webhooks.refresh)
         self._dispatchers = Dispatchers(self._spine, relay.order, hands_out=settings.process)
         self._namespaces = Namespaces(self.db, tokens, replica.limits, registry)
-        self._sweep = Sweep(self._spine, self._hints, self._swept)
+        self._sweep = Sweep(self._spine, self._hints, self._swept, self._workers)
         self._background = {
             "committer": committer.run,
             "dispatch": dispatcher.run,
@@ -275,7 +275,6 @@ class App:
         await self._report_database(reachable)
         if reachable:
             self._workflows.watches.note_all()
-            await self._workers.confirm()
 
     def _servicers(self, replica: Replica) -> listeners.Servicers:
         settings, server = self.settings, Server(self.db, replica, self._hints)
