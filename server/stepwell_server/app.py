@@ -243,11 +243,11 @@ class App:
             else:
                 watches.note(hint.instances)
 
-        committer = Committer(self.db, rules, announce)
+        committer = Committer(self.db, rules, announce, bus.mark)
         dispatcher = Dispatcher(committer, bus, embedded=settings.dispatch == "embedded")
         self._spine = Spine(self.db, committer, bus, dispatcher, registry, announce)
         self._dispatchers = Dispatchers(self._spine, relay.order, hands_out=settings.process)
-        self._sweep = Sweep(self._spine, self._hints, self._swept)
+        self._furnish(replica, watches)
         self._background = {
             "committer": committer.run,
             "dispatch": dispatcher.run,
@@ -258,7 +258,8 @@ class App:
             "send_hints": relay.run,
             "hear_hints": lambda: self._hints.listen(heard),
         }
-        self._furnish(replica, watches)
+        if settings.webhooks:
+            self._background["webhooks"] = self._webhooks.run
 
     def _furnish(self, replica: Replica, watches: Watches) -> None:
         """The use cases that stand on the spine."""
@@ -268,18 +269,16 @@ class App:
         self._workflows = Workflows(spine, intake, watches, tokens)
         self._hooks = Hooks(spine, intake, tokens)
         self._transactions = Transactions(spine, intake, self._hooks)
-        webhooks = Webhooks(spine, Deliverer(settings.allowed_webhooks, settings.webhook_ca_file))
-        self._targets = Targets(spine, tokens, settings.allowed_webhooks, settings.webhooks, webhooks.refresh)
+        self._webhooks = Webhooks(spine, Deliverer(settings.allowed_webhooks, settings.webhook_ca_file))
+        self._targets = Targets(spine, tokens, settings.allowed_webhooks, settings.webhooks, self._webhooks.refresh)
         self._namespaces = Namespaces(self.db, tokens, replica.limits, spine.registry)
-        if settings.webhooks:
-            self._background["webhooks"] = webhooks.run
+        self._sweep = Sweep(spine, self._hints, self._swept, self._workers)
 
     async def _swept(self, reachable: bool) -> None:
         """After each sweep: what hints may have missed is looked for, and what depends on the database is told."""
         await self._report_database(reachable)
         if reachable:
             self._workflows.watches.note_all()
-            await self._workers.confirm()
 
     def _servicers(self, replica: Replica) -> listeners.Servicers:
         settings, server = self.settings, Server(self.db, replica, self._hints)

@@ -179,8 +179,8 @@ async def test_an_older_stream_of_a_session_is_closed_by_a_newer_one_on_another_
     old = await here.connect(ANNA)
     new = await there.connect(ANNA)
 
-    await here.workers.confirm()
-    await there.workers.confirm()
+    await here.sweep()
+    await there.sweep()
 
     with pytest.raises(Superseded):
         await taken(old)

@@ -24,6 +24,7 @@ JOB_PRIORITY = 5
 """Jobs are taken oldest due first, whether new or tried again."""
 
 _TIMED_OUT = Failure("JobTimeoutError", "JOB_TIMEOUT")
+_LOST = Failure("WorkerLost", "WORKER_LOST")
 _EXHAUSTED = Failure("JobMaxAttemptsExceeded", "JOB_MAX_ATTEMPTS_EXCEEDED", non_retryable=True)
 
 
@@ -128,9 +129,13 @@ class Job:
         return RunNews(answers, stale=LeaseLost("the execution took too long", task_id=self.task.id))
 
     def claim(self, owner: Owner, fence: int, attempts: int, policy: StepPolicy) -> bool:
-        """Lease the job for its next execution. False: a lost holder had the last one, and the job has failed."""
+        """Lease the job for its next execution. False: a lost holder had the last one, and the job has failed.
+
+        What a lost holder had begun is closed here: its task would forget it if the next holder never gets it.
+        """
         if self.task.open_steps:
             attempts = self._open.attempt
+            self._close(JobStatus.OPEN, attempts, _LOST)
         if not policy.retry.allows_after(attempts):
             self._close(JobStatus.FAILED, attempts, _EXHAUSTED)
             return False

@@ -92,10 +92,12 @@ class Dispatcher:
     def enter(self, place: Place) -> None:
         """A worker has connected."""
         self._places[place.owner] = place
+        self._bus.workers_changed()
 
     def leave(self, place: Place) -> None:
         """A worker's stream has ended. What it holds is somebody else's care."""
         self._places.pop(place.owner, None)
+        self._bus.workers_changed()
         for task_id, held in place.held.items():
             if self._holders.get(task_id) is place:
                 del self._holders[task_id]

@@ -105,11 +105,13 @@ def claim(tx: Tx, leased: Sequence[tuple[Task, Owner, int]], rules: RunRules, at
     for job, (task, owner, fence) in zip(jobs, leased, strict=True):
         hook = found[task.id]
         job.claim(owner, fence, hook.attempts, hook.policy)
-    failed = [HookEnd(one.task.id, at.now, one.ended) for one in jobs if one.ended is not None]
-    if failed:
-        store.end(tx, failed)
-        task_store.remove(tx, [one.id for one in failed])
-    handed = [one.task for one in jobs if one.ended is None]
+    ends = [HookEnd(one.task.id, at.now, one.ended) for one in jobs if one.ended is not None]
+    if ends:
+        store.end(tx, ends)
+    gone = [one.task.id for one in jobs if one.ending is not None]
+    if gone:
+        task_store.remove(tx, gone)
+    handed = [one.task for one in jobs if one.ending is None]
     if handed:
         task_store.save(tx, handed)
     return [(task, found[task.id]) for task in handed]

@@ -43,7 +43,7 @@ from stepwell_server.engine.tasks import Answer, Claim, Renew
 from stepwell_server.storage import handlers, hooks, namespaces, requests, sessions, workflows
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage import tasks as store
-from stepwell_server.storage.database import READ, Tx, TxOptions
+from stepwell_server.storage.database import READ, Tx
 from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.requests import RequestKey
 from stepwell_server.storage.sessions import Session
@@ -61,7 +61,6 @@ SHOWN_HANDLERS = 20_000
 
 log = structlog.get_logger()
 
-_CONFIRM = TxOptions(label="confirm-sessions", attempts=1, reserved=True)
 _SESSION_ID = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)
 
 
@@ -161,7 +160,8 @@ class Workers:
     async def _part(self, connection: Connection, *, goodbye: bool) -> None:
         try:
             await (connection.leave() if goodbye else connection.lose())
-            await self._spine.db.run_tx(lambda tx: sessions.disconnect(tx, connection.owner))
+            served = await self._spine.db.run_tx(lambda tx: _disconnect(tx, connection.owner))
+            self._spine.bus.serve(frozenset(served))
         except StepwellError as error:
             log.warning("session_left_to_lapse", reason=error.reason)
 
@@ -176,20 +176,16 @@ class Workers:
         for connection in self._connections.values():
             connection.drain()
 
-    async def confirm(self) -> None:
-        """Say in the database that our streams are there, and end those that a newer connection superseded."""
-        connections = list(self._connections.values())
-        if not connections:
-            return
-        owners = [one.owner for one in connections]
-        try:
-            confirmed = await self._spine.db.run_tx(lambda tx: sessions.confirm(tx, owners), _CONFIRM)
-        except StepwellError as error:
-            log.debug("sessions_not_confirmed", reason=error.reason)
-            return
-        for one in connections:
-            if one.owner.session_id not in confirmed:
-                one.stop(Superseded("a newer connection of this session has taken over"))
+    def owners(self) -> list[Owner]:
+        """Whose streams are here."""
+        return [one.owner for one in self._connections.values()]
+
+    def confirmed(self, asked: Sequence[Owner], there: set[str]) -> None:
+        """End those of these streams that a newer connection superseded: all but the sessions that are there."""
+        for owner in asked:
+            connection = self._connections.get(owner.session_id)
+            if connection is not None and connection.owner == owner and owner.session_id not in there:
+                connection.stop(Superseded("a newer connection of this session has taken over"))
 
     def _session_of(self, hello: Hello, replica_id: str) -> Session:
         hosted = tuple(one.handler for one in hello.hosted)
@@ -375,6 +371,12 @@ def _check_registration(one: Registration) -> None:
         )
     if len(one.description) > DESCRIPTION_LENGTH:
         raise InvalidField(f"description is longer than {DESCRIPTION_LENGTH} characters", field="description")
+
+
+def _disconnect(tx: Tx, owner: Owner) -> set[Handler]:
+    """Count a session as gone. Returns whom those host that are left."""
+    sessions.disconnect(tx, owner)
+    return sessions.served(tx)
 
 
 def _touch(tx: Tx, session_id: str) -> Session | None:
