@@ -1,7 +1,8 @@
 """What a chaos run writes down, and what the checker reads: one JSON line per fact.
 
-A run is a folder of `*.jsonl` files, one per process that records; a process that is started again takes a new file. The order of files and lines means nothing. Facts of different
-processes are compared by CLOCK_MONOTONIC, which all processes of one machine share, or by the database's clock:
+A run is a folder of `*.jsonl` files, one per process that records; a process that is started again takes a new file.
+The order of files and lines means nothing. Facts of different processes are compared by CLOCK_MONOTONIC, which all
+processes of one machine share, or by the database's clock:
 
 - `*_ns` is CLOCK_MONOTONIC in nanoseconds (`time.monotonic_ns()`).
 - `*_us`, and every time of a row, is the database's clock in epoch microseconds.
