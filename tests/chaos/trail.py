@@ -70,7 +70,7 @@ async def read(url: str) -> list[Change]:
         database = await asyncpg.connect(url)
         rows = await database.fetch(_SELECT)
         await database.close()
-    return [Change(*columns, json.loads(row)) for *columns, row in rows]
+    return [Change(seq, at, tx, table, change, json.loads(row)) for seq, at, tx, table, change, row in rows]
 
 
 def _install_sqlite(path: Path) -> None:
