@@ -169,7 +169,7 @@ def _leases_exclude_each_other(story: Story) -> Iterator[Violation]:
                 yield Violation("W5", story.key, f"the lease of fence {old['fence']} passed to another without a claim")
         elif taken and new["fence"] == old["fence"]:
             yield Violation("W5", story.key, f"it was claimed under fence {old['fence']}, which had been used before")
-        if held and _is_takeover(old, new) and old["locked_until"] > after.at_us:
+        if held and _is_takeover(old, new) and (old["locked_until"] or 0) > after.at_us:
             early = old["locked_until"] - after.at_us
             yield Violation("W5", story.key, f"its lease of fence {old['fence']} was taken {early} us before its end")
 
