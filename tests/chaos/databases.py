@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,8 +62,13 @@ class Postgres:
         await asyncio.to_thread(self.own._control, "stop", "-m", mode)
 
     async def start(self) -> None:
-        """Start it again, where it was."""
-        await asyncio.to_thread(self.own.start)
+        """Start it again, where it was, as soon as the last process of the one before has gone."""
+        for _ in range(20):
+            with suppress(subprocess.CalledProcessError):
+                await asyncio.to_thread(self.own.start)
+                return
+            await asyncio.sleep(0.2)
+        raise TimeoutError("PostgreSQL does not start")
 
     async def execute(self, *statements: str) -> None:
         """Run statements, each by itself."""
@@ -91,3 +97,17 @@ def start_postgres() -> Iterator[Postgres]:
     """A PostgreSQL for one run."""
     with own_postgres() as own:
         yield Postgres(own)
+
+
+@contextmanager
+def small_disk(folder: Path, mib: int) -> Iterator[Path]:
+    """A folder, on a disk of its own if it is to be small."""
+    folder.mkdir()
+    if not mib:
+        yield folder
+        return
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={mib}m", "chaos", str(folder)], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "-l", str(folder)], check=True)

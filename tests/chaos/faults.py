@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -38,10 +39,12 @@ class Kind:
             site.recorder.record(Fault(self.id, target, "end", now_ns(), wall_us()))
 
 
-def victim(site: Site, role: str) -> Running | None:
-    """Some process of the role that moves."""
-    candidates = site.of_role(role)
-    return site.rng.choice(candidates) if candidates else None
+async def victim(site: Site, role: str) -> Running:
+    """Some process of the role that serves and moves; if all are down, the first that is up again."""
+    async with asyncio.timeout(60):
+        while not (candidates := site.of_role(role)):
+            await asyncio.sleep(0.05)
+    return site.rng.choice(candidates)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +55,7 @@ class Kill(Kind):
     respawn: float = 0.2
 
     async def fire(self, site: Site) -> None:
-        one = victim(site, self.role)
-        if one is None:
-            return
+        one = await victim(site, self.role)
         async with self.noted(site, f"{one.name}-{one.starts - 1}"):
             one.signal(signal.SIGKILL)
             await one.gone()
@@ -70,9 +71,7 @@ class Freeze(Kind):
     leases: float = 3.0
 
     async def fire(self, site: Site) -> None:
-        one = victim(site, self.role)
-        if one is None:
-            return
+        one = await victim(site, self.role)
         async with self.noted(site, f"{one.name}-{one.starts - 1}", leases=self.leases):
             one.signal(signal.SIGSTOP)
             await asyncio.sleep(self.leases * site.lease)
@@ -88,10 +87,9 @@ class Drain(Kind):
     """One after the other instead of any."""
 
     async def fire(self, site: Site) -> None:
-        candidates = sorted(site.of_role(self.role), key=lambda one: (one.starts, one.name))
-        if not candidates:
-            return
-        one = candidates[0] if self.next_one else site.rng.choice(candidates)
+        one = await victim(site, self.role)
+        if self.next_one:
+            one = min(site.of_role(self.role), key=lambda other: (other.starts, other.name))
         async with self.noted(site, f"{one.name}-{one.starts - 1}"):
             one.signal(signal.SIGTERM)
             await one.gone()
@@ -128,9 +126,7 @@ class Partition(Kind):
     leases: float = 3.0
 
     async def fire(self, site: Site) -> None:
-        one = victim(site, self.role)
-        if one is None:
-            return
+        one = await victim(site, self.role)
         links = [link for link in site.links if one.name in link.split("/") and not link.endswith("/database")]
         async with self.noted(site, f"{one.name}-{one.starts - 1}", way=self.way):
             for link in links:
@@ -203,8 +199,6 @@ class FrozenBackend(Kind):
         )
         if pid is None:
             return
-        import os
-
         async with self.noted(site, f"backend {pid}"):
             with suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP)
@@ -238,9 +232,7 @@ class Starve(Kind):
     leases: float = 3.0
 
     async def fire(self, site: Site) -> None:
-        one = victim(site, self.role)
-        if one is None:
-            return
+        one = await victim(site, self.role)
         loop = asyncio.get_running_loop()
         async with self.noted(site, f"{one.name}-{one.starts - 1}", share=self.share):
             until = loop.time() + self.leases * site.lease
@@ -256,32 +248,10 @@ class Block(Kind):
     """The event loop of a server does nothing for two leases (`server.py`)."""
 
     async def fire(self, site: Site) -> None:
-        one = victim(site, "server")
-        if one is None:
-            return
+        one = await victim(site, "server")
         async with self.noted(site, f"{one.name}-{one.starts - 1}"):
             one.signal(signal.SIGUSR1)
             await asyncio.sleep(2 * site.lease)
-
-
-@dataclass(frozen=True, slots=True)
-class BusyFile(Kind):
-    """Another process holds the write lock of the SQLite file."""
-
-    leases: float = 3.0
-
-    async def fire(self, site: Site) -> None:
-        import sqlite3
-
-        path = site.database.url.removeprefix("sqlite:///")
-        async with self.noted(site, "database"):
-            connection = await asyncio.to_thread(
-                sqlite3.connect, path, timeout=5, isolation_level=None, check_same_thread=False
-            )
-            await asyncio.to_thread(connection.execute, "BEGIN IMMEDIATE")
-            await asyncio.sleep(self.leases * site.lease)
-            connection.execute("ROLLBACK")
-            connection.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,7 @@ class Running:
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
     frozen: bool = False
+    serves: bool = False
     _ordered: bool = False
     _logs: list[Path] = field(default_factory=list)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
@@ -55,7 +56,7 @@ class Running:
         log.parent.mkdir(exist_ok=True)
         self._logs.append(log)
         self.starts += 1
-        self._ordered, self.frozen = False, False
+        self._ordered, self.frozen, self.serves = False, False, False
         with log.open("wb") as file:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command(),
@@ -71,6 +72,7 @@ class Running:
         if self.ready:
             async with asyncio.timeout(seconds):
                 await self.line(self.ready)
+        self.serves = True
 
     async def line(self, beginning: str) -> str:
         """Read its output up to a line that begins so."""

@@ -5,17 +5,19 @@ from __future__ import annotations
 import asyncio
 import random
 import signal
+import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos import model, snapshot, trail
-from tests.chaos.databases import Postgres
+from tests.chaos.databases import Postgres, Sqlite
 from tests.chaos.faults import Kind
 from tests.chaos.model import CHILD, Workload
-from tests.chaos.records import Plan, Recorder, Stage, now_ns, wall_us
+from tests.chaos.records import Plan, Recorder, Stage, Trouble, now_ns, wall_us
 from tests.chaos.site import SLOTS, Site, Topology, open_site
 from tests.chaos.vitals import Vitals
 
@@ -46,6 +48,8 @@ class Scenario:
     needs: tuple[str, ...] = ()
     """Tools of the machine without which it cannot be run."""
     drain_leases: float = 10.0
+    once: bool = False
+    """Nothing may be executed twice: nobody was lost."""
 
 
 def draw(scenario: Scenario, seed: int) -> list[tuple[float, Kind]]:
@@ -89,6 +93,7 @@ class Run:
             watching.cancel()
             self._stage("snapshot")
             await self._snapshot(site)
+            self._note_damage(site)
         for process in site.processes.values():
             self.recorder.record(*process.troubles())
         return vitals
@@ -160,6 +165,14 @@ class Run:
             return
         self.is_quiet = True
         self._stage("quiet")
+
+    def _note_damage(self, site: Site) -> None:
+        """A file of SQLite is whole, whatever happened to it."""
+        if isinstance(site.database, Sqlite):
+            with closing(sqlite3.connect(site.database.path)) as connection:
+                said = connection.execute("PRAGMA integrity_check").fetchone()[0]
+            if said != "ok":
+                self.recorder.record(Trouble("database", said, now_ns()))
 
     def _age(self) -> float:
         """Seconds since the driver was started."""

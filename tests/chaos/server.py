@@ -3,8 +3,8 @@
     python -m tests.chaos.server '{"folder": "...", "name": "server-0", "execute_then_fail": 0.05}' --listen ...
 
 `execute_then_fail`: part of the commits that are done and reported as failed. `commit_ms`: longest delay before a
-commit, inside the transaction. SIGUSR1 blocks the event loop for `block` seconds. SIGUSR2 writes down how many tasks
-there are.
+commit, inside the transaction. `connection_age_ms`: after which connections are asked to go. SIGUSR1 blocks the event
+loop for `block` seconds. SIGUSR2 writes down how many tasks there are.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sqlalchemy import URL, text
 
 from stepwell_server import __main__ as program
 from stepwell_server import app
+from stepwell_server.api import listeners
 from stepwell_server.storage.database import CommitUnknown, Database, T, Tx, TxOptions, Work
 from tests.chaos.records import Count, Recorder
 from tests.support.faults import FaultyBackend, Rates
@@ -80,6 +81,10 @@ def main(config: dict[str, Any], arguments: list[str]) -> int:
         return Database(backend, db.failpoints)
 
     app.open_database = stumbling
+    if "connection_age_ms" in config:
+        age = config["connection_age_ms"]
+        ages = {"grpc.max_connection_age_ms": age, "grpc.max_connection_age_grace_ms": age}
+        listeners.OPTIONS[:] = (dict(listeners.OPTIONS) | ages).items()
     signal.signal(signal.SIGUSR1, lambda *_: time.sleep(config.get("block", 6.0)))
     signal.signal(signal.SIGUSR2, lambda *_: _count_tasks(Path(config["folder"]) / f"tasks-{config['name']}"))
     return program.main(arguments)

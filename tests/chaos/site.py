@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from tests.chaos import model, trail
-from tests.chaos.databases import Postgres, Sqlite, start_postgres
+from tests.chaos.databases import Postgres, Sqlite, small_disk, start_postgres
 from tests.chaos.model import Workload
 from tests.chaos.processes import Running, python
 from tests.chaos.records import Recorder
@@ -40,6 +40,8 @@ class Topology:
     """More flags for servers."""
     environment: dict[str, dict[str, str]] = field(default_factory=dict)
     """Variables of processes, by the beginning of their names."""
+    disk_mib: int = 0
+    """The SQLite file lies on a disk of this size. 0: wherever the records are."""
 
 
 def free_ports(number: int) -> list[int]:
@@ -82,8 +84,9 @@ class Site:
         return [f"worker-{number}" for number in range(self.topology.workers)]
 
     def of_role(self, role: str) -> list[Running]:
-        """The processes of a role that are there and move."""
-        return [one for name, one in self.processes.items() if name.startswith(role) and one.alive and not one.frozen]
+        """The processes of a role that serve and move."""
+        there = [one for name, one in self.processes.items() if name.startswith(role)]
+        return [one for one in there if one.alive and one.serves and not one.frozen]
 
     def address(self, who: str) -> str:
         """Where a worker or the driver finds all servers, through its own links."""
@@ -188,8 +191,9 @@ class Site:
 async def open_site(topology: Topology, folder: Path, seed: int, recorder: Recorder) -> AsyncIterator[Site]:
     """A site with a database of its own; at the end nothing of it is left but its records."""
     if topology.database == "sqlite":
-        async with _opened(Site(topology, folder, seed, Sqlite(folder / "stepwell.db"), recorder)) as site:
-            yield site
+        with small_disk(folder / "disk", topology.disk_mib) as disk:
+            async with _opened(Site(topology, folder, seed, Sqlite(disk / "stepwell.db"), recorder)) as site:
+                yield site
         return
     with start_postgres() as postgres:
         async with _opened(Site(topology, folder, seed, postgres, recorder)) as site:
