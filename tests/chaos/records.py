@@ -67,7 +67,8 @@ class Program:
     ends: list[str]
     """Statuses it may end with. Empty: it need not end."""
     steps: dict[str, int | None] = field(default_factory=dict)
-    """Every step that a run may have, with the most executions of its body; None: no maximum, or no body."""
+    """Every step that a run may have, in the order in which it has them, one after the other; each with the most
+    executions of its body. None: no maximum, or no body."""
     output: list[str] = field(default_factory=list)
     """Steps whose results make up the output of a complete run: the JSON object {step name: result}."""
     children: dict[str, str] = field(default_factory=dict)

@@ -168,6 +168,20 @@ class View:
         """Whether something was broken between the two."""
         return any(begin <= end_us and begin_us <= end for begin, end in self.excused)
 
+    @cached_property
+    def last_lease(self) -> dict[str, int]:
+        """By session: the last change that gave it a lease or renewed one. Who says goodbye does so no more."""
+        last: dict[str, int] = {}
+        until: dict[tuple[int, int], int] = {}
+        for change in self.changes:
+            row = change.row
+            if change.table == "tasks" and change.change != "delete" and row["status"] == "processing":
+                lease, end = (row["id"], row["fence"]), row["locked_until"] or 0
+                if end > until.get(lease, 0):
+                    last[row["session_id"]] = change.seq
+                until[lease] = end
+        return last
+
     def story(self, key: str) -> Story:
         """What is known of an instance, from now on."""
         return self.stories.setdefault(key, Story(key))

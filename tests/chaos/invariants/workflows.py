@@ -29,9 +29,10 @@ def check(view: View) -> Iterator[Violation]:
         yield from _statuses_follow_edges(story)
         yield from _results_are_final(story)
         yield from _results_are_of_the_holder(story)
-        yield from _leases_exclude_each_other(story)
+        yield from _leases_exclude_each_other(view, story)
         yield from _attempts_are_counted(story)
         yield from _nothing_runs_after_the_end(story)
+        yield from _what_came_before_is_durable(story)
         yield from _runs_are_apart(story)
         yield from _pauses_hold(story)
         yield from _waits_for_something(view, story)
@@ -155,8 +156,8 @@ def _result(version: Change) -> str:
     return str(version.row["result"])[:80]
 
 
-def _leases_exclude_each_other(story: Story) -> Iterator[Violation]:
-    """W5: fences only grow, a lease stays with its session, and nobody takes over one that has not lapsed."""
+def _leases_exclude_each_other(view: View, story: Story) -> Iterator[Violation]:
+    """W5: fences only grow, a lease stays with its session, and nobody takes it from a living one before it is over."""
     for before, after in pairwise(story.tasks):
         old, new = before.row, after.row
         if after.change == "insert" or old["run_number"] != new["run_number"]:
@@ -169,7 +170,8 @@ def _leases_exclude_each_other(story: Story) -> Iterator[Violation]:
                 yield Violation("W5", story.key, f"the lease of fence {old['fence']} passed to another without a claim")
         elif taken and new["fence"] == old["fence"]:
             yield Violation("W5", story.key, f"it was claimed under fence {old['fence']}, which had been used before")
-        if held and _is_takeover(old, new) and (old["locked_until"] or 0) > after.at_us:
+        lives_on = view.last_lease.get(old["session_id"] or "", 0) > after.seq
+        if held and lives_on and _is_takeover(old, new) and (old["locked_until"] or 0) > after.at_us:
             early = old["locked_until"] - after.at_us
             yield Violation("W5", story.key, f"its lease of fence {old['fence']} was taken {early} us before its end")
 
@@ -228,6 +230,18 @@ def _nothing_runs_after_the_end(story: Story) -> Iterator[Violation]:
                     f"under the later fence {execution.start.fence}",
                     "double-completed",
                 )
+
+
+def _what_came_before_is_durable(story: Story) -> Iterator[Violation]:
+    """W7: a body begins when all results before it are stored, so nothing before it is executed again."""
+    order = {name: place for place, name in enumerate(story.program.steps)} if story.program is not None else {}
+    starts = [one.start for executions in story.executions.values() for one in executions if one.start.step in order]
+    for earlier in starts:
+        for later in starts:
+            again = earlier.mono_ns > later.mono_ns and (earlier.fence or 0) >= (later.fence or 0)
+            if again and earlier.run == later.run and order[earlier.step] < order[later.step]:
+                text = f"step {earlier.step!r} of run {earlier.run} was executed after {later.step!r}, which follows it"
+                yield Violation("W7", story.key, text)
 
 
 def _runs_are_apart(story: Story) -> Iterator[Violation]:

@@ -137,6 +137,12 @@ def what_is_done_is_done_again(forger: Forger) -> None:
     forger.add(replace(start, execution="lie", fence=fence))
 
 
+@breaks("W7")
+def what_came_before_is_done_again(forger: Forger) -> None:
+    start = forger.any(Effect, phase="start", step="spawn")
+    forger.add(replace(start, execution="lie", step="first", mono_ns=start.mono_ns + 1))
+
+
 @breaks("W8")
 def a_result_is_of_another_run(forger: Forger) -> None:
     second = forger.any(Change, table="workflow_steps", run_number=1, name="first", status="completed")
