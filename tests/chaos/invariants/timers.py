@@ -1,4 +1,4 @@
-"""T1 to T3: sleeps, deadlines of waits, and retries."""
+"""T1 to T3 and the order of stamps: sleeps, deadlines of waits, and retries."""
 
 from __future__ import annotations
 
@@ -57,6 +57,8 @@ def check(view: View) -> Iterator[Violation]:
         yield from _never_moved(story)
         yield from _never_late(view, story)
         yield from _never_twice(story)
+        if not view.plan.clock_steps:
+            yield from _stamps_follow_commits(story)
 
 
 def _never_early(story: Story) -> Iterator[Violation]:
@@ -107,6 +109,23 @@ def _never_twice(story: Story) -> Iterator[Violation]:
         over = [version for version in versions if version.row["status"] in FINAL]
         if over and over[0].row["type"] == "sleep" and any(one.row["status"] == "waiting" for one in versions[1:]):
             yield Violation("T3", story.key, f"sleep {name!r} of run {run} began anew")
+
+
+def _stamps_follow_commits(story: Story) -> Iterator[Violation]:
+    """R3: what is committed later about an instance is stamped later, or who was in time could not be told."""
+    steps = [version for versions in story.steps.values() for version in versions]
+    events = [versions[0] for versions in story.events.values()]
+    changes = sorted([*story.versions, *steps, *events], key=lambda change: change.seq)
+    for before, after in pairwise(changes):
+        if _stamp(after) < _stamp(before):
+            back = _stamp(before) - _stamp(after)
+            yield Violation(
+                "R3", story.key, f"a {after.table} row was stamped {back} us before what was stored earlier"
+            )
+
+
+def _stamp(change: Change) -> int:
+    return int(change.row["created_at"] if change.table == "workflow_events" else change.row["updated_at"])
 
 
 def _name(firing: Firing) -> str:

@@ -261,6 +261,10 @@ def _pauses_hold(story: Story) -> Iterator[Violation]:
     for before, after in pairwise(story.tasks):
         if before.row["status"] == "parked" and after.row["status"] == "processing":
             yield Violation("W8", story.key, f"it was claimed under fence {after.row['fence']} while it was paused")
+    for call in story.calls:
+        status = call.answer.get("status", "paused")
+        if call.op == "pause" and call.is_ok and status not in ("paused", "waiting_for_pause"):
+            yield Violation("W8", story.key, f"its pause was acknowledged, and it is {status}")
     moves = [call for call in story.calls if call.op in ("resume", "restart", "terminate")]
     for pause in story.calls:
         if pause.op != "pause" or pause.reply is None or pause.answer.get("status") != "paused":

@@ -167,6 +167,12 @@ def a_paused_instance_is_claimed(forger: Forger) -> None:
 
 
 @breaks("W8")
+def a_pause_does_nothing(forger: Forger) -> None:
+    pause = forger.any(Call, op="pause", phase="ok")
+    forger.alter(pause, value=pause.value | {"status": "waiting"})
+
+
+@breaks("W8")
 def a_body_begins_in_a_pause(forger: Forger) -> None:
     pause = forger.any(Call, op="pause", phase="ok")
     start = forger.any(Effect, phase="start", key=pause.key, step="spawn")

@@ -149,3 +149,9 @@ def a_refused_event_is_there(forger: Forger) -> None:
         like = forger.any(EventRow, source=source)
         free = {"delivered_at": None, "consumed_by_step": None, "event_id": 10**6}
         forger.add(replace(like, key=refused.key, payload=asked.value["payload"], **free))
+
+
+@breaks("R3")
+def an_event_is_stamped_before_it_had_its_turn(forger: Forger) -> None:
+    event = forger.any(Change, table="workflow_events", change="insert")
+    forger.alter(event, created_at=event.row["created_at"] - LEASE)
