@@ -5,10 +5,27 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.chaos.catalogue import CATALOGUE
+from tests.chaos.faults import DatabaseRestart, Kill
 from tests.chaos.matrix import MATRIX
-from tests.chaos.run import Scenario
+from tests.chaos.model import Workload
+from tests.chaos.run import Cycle, Scenario
+from tests.chaos.site import Topology
 
-SCENARIOS = {one.name: one for one in (*CATALOGUE, *MATRIX)}
+
+def soak(minutes: float) -> Scenario:
+    """Half the usual load for a long time, with a fault of each kind every minute; the first of each role is spared."""
+    rounds = max(1, int(minutes))
+    faults = (Kill("F01", "worker-3"), Kill("F05", "server-2"), DatabaseRestart("F20"))
+    return Scenario(
+        "soak",
+        "half the load for a long time: memory, descriptors, tasks and tables stay as they are",
+        Topology(store={"commit_ms": 0.0}),
+        Workload(instances=round(minutes * 60 * 2), seconds=minutes * 60),
+        schedule=tuple(Cycle((fault,), every=-6.0) for _ in range(rounds) for fault in faults),
+    )
+
+
+SCENARIOS = {one.name: one for one in (*CATALOGUE, *MATRIX, soak(30.0))}
 
 
 def shortened(scenario: Scenario, instances: int = 60, rounds: int = 4, seconds: float = 10.0) -> Scenario:
