@@ -107,7 +107,7 @@ class Toy:
         row |= {"started_at": None, "ended_at": None, "revision": 0, "params": "{}", "labels": "{}"}
         task = {"id": number, "run_number": 0, "status": "pending", "fence": 0, "revision": 1, "reason": "run"}
         task |= {"stop": "none", "session_id": None, "connection": None, "locked_until": None, "acked": False}
-        task |= {"run_at": self.now, "open_steps": ""}
+        task |= {"run_at": self.now, "open_steps": "", "frame_number": 0}
         instance = Instance(key, task, row)
         self.instances.append(instance)
         self.change("workflow_instances", row, "insert")
@@ -169,6 +169,9 @@ class Toy:
     def begin(self, one: Instance, name: str) -> Effect:
         """A body begins."""
         worker = one.task["session_id"]
+        if not one.task["acked"]:
+            one.task["acked"] = True
+            self.change("tasks", one.task)
         about = (f"execution-{self.number()}", one.key, one.row["run_number"], name, "start", worker, self.mono())
         start = Effect(*about, attempt=1, fence=one.task["fence"])  # type: ignore[arg-type]
         self.write(start)

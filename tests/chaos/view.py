@@ -32,6 +32,9 @@ from tests.chaos.records import (
 ENDED = ("complete", "errored", "terminated")
 FINAL = ("completed", "errored")
 
+ALMOST = 0.75
+"""Part of its room from which on a worker counts as full."""
+
 StepKey: TypeAlias = tuple[int, str]
 """Run and name."""
 
@@ -167,6 +170,25 @@ class View:
     def is_excused(self, begin_us: int, end_us: int) -> bool:
         """Whether something was broken between the two."""
         return any(begin <= end_us and begin_us <= end for begin, end in self.excused)
+
+    @cached_property
+    def claims(self) -> list[Change]:
+        """Every beginning of a lease."""
+        begun = [claim for story in self.stories.values() for claim in story.claims().values()]
+        return sorted(begun, key=lambda claim: claim.seq)
+
+    def is_full(self, at_us: int) -> bool:
+        """Whether those who held anything at that time had hardly room for more."""
+        holders: dict[int, str] = {}
+        for change in self.changes:
+            if change.at_us > at_us:
+                break
+            if change.table == "tasks":
+                holders.pop(change.row["id"], None)
+                if change.change != "delete" and change.row["status"] == "processing":
+                    holders[change.row["id"]] = change.row["session_id"]
+        sessions = set(holders.values())
+        return len(holders) >= ALMOST * self.plan.slots * len(sessions) > 0
 
     @cached_property
     def last_lease(self) -> dict[str, int]:

@@ -101,23 +101,20 @@ def _watchers_go_forward(view: View) -> Iterator[Violation]:
 
 
 def _credits_hold(view: View) -> Iterator[Violation]:
-    """A4: nobody is handed more tasks than it has room for."""
+    """A4: nobody is handed more runs than it has room for, so no more bodies are executing at once."""
     if not view.plan.slots:
         return
-    unacked: dict[str, set[int]] = defaultdict(set)
-    holder: dict[int, str] = {}
-    for change in view.changes:
-        if change.table != "tasks":
-            continue
-        task, session = change.row["id"], change.row["session_id"]
-        unacked[holder.pop(task, "")].discard(task)
-        if change.change != "delete" and change.row["status"] == "processing" and not change.row["acked"]:
-            holder[task] = session
-            unacked[session].add(task)
-            if len(unacked[session]) > view.plan.slots:
-                yield Violation(
-                    "A4", session, f"it was handed {len(unacked[session])} tasks and has room for {view.plan.slots}"
-                )
+    moments: list[tuple[int, int, str]] = []
+    for one in view.executions:
+        if one.end is not None:
+            moments += [(one.start.mono_ns, 1, one.start.worker), (one.end.mono_ns, -1, one.start.worker)]
+    running, most = Counter[str](), Counter[str]()
+    for _, step, worker in sorted(moments):
+        running[worker] += step
+        most[worker] = max(most[worker], running[worker])
+    for worker, bodies in most.items():
+        if bodies > view.plan.slots:
+            yield Violation("A4", worker, f"it executed {bodies} bodies at once, and has room for {view.plan.slots}")
 
 
 def _errors_are_listed(view: View) -> Iterator[Violation]:

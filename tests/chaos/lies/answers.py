@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.chaos.lies.forger import Forger, breaks
-from tests.chaos.records import Call, Change, Effect, Exit, Fault, InstanceRow, Scan, Seen, Stage, StepRow, Trouble
+from tests.chaos.records import Call, Effect, Exit, Fault, InstanceRow, Scan, Seen, Stage, StepRow, Trouble
 from tests.chaos.simulation import LEASE
 
 
@@ -40,9 +40,11 @@ def a_watcher_is_not_told_of_the_end(forger: Forger) -> None:
 
 @breaks("A4")
 def a_worker_is_handed_too_much(forger: Forger) -> None:
-    claim = forger.any(Change, table="tasks", status="processing", acked=False)
+    end = forger.any(Effect, phase="end", step="first")
+    start = forger.any(Effect, phase="start", execution=end.execution)
     for number in range(5):
-        forger.after(claim, id=10**6 + number, fence=10**6 + number)
+        key = f"default/order/nobody-{number}"
+        forger.add(*(replace(one, execution=f"lie-{number}", key=key) for one in (start, end)))
 
 
 @breaks("A5")
