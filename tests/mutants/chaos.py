@@ -2,8 +2,8 @@
 
     .venv/bin/python tests/mutants/chaos.py [--seeds N] [NAME ...]
 
-A run notices if its verdict is invalid; the seeds are 1, 2, 3 ... The exit code is 0 if every bug was caught. A
-scenario that is not valid while nothing is planted proves nothing, and ends the whole.
+A run notices if one of the invariants is broken that the bug is said to break; the seeds are 1, 2, 3 ... The exit code
+is 0 if every bug was caught. A scenario that is not valid while nothing is planted proves nothing, and ends the whole.
 """
 
 from __future__ import annotations
@@ -30,6 +30,23 @@ _BROKEN = re.compile(r"^  ([A-Z]\d+) \S", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True)
+class Prey:
+    """A planted bug, the scenario that must show it, and what it must be seen by."""
+
+    mutant: Mutant
+    breaks: frozenset[str]
+
+    @property
+    def scenario(self) -> str:
+        """What is run."""
+        return self.mutant.test
+
+    def is_seen(self, ran: Ran) -> bool:
+        """Whether a run has noticed."""
+        return not self.breaks.isdisjoint(ran.broken)
+
+
+@dataclass(frozen=True, slots=True)
 class Ran:
     """What became of a run: its verdict, and the invariants that did not hold."""
 
@@ -42,7 +59,7 @@ class Ran:
 class Hunt:
     """What became of a bug."""
 
-    mutant: Mutant
+    prey: Prey
     seeds: int
     ran: Ran
     seconds: float
@@ -50,11 +67,12 @@ class Hunt:
     @property
     def caught(self) -> bool:
         """Whether a run noticed."""
-        return self.ran.verdict == "invalid"
+        return self.prey.is_seen(self.ran)
 
     def __str__(self) -> str:
-        found = f"{' '.join(self.ran.broken):24} {self.seeds:2}" if self.caught else f"SURVIVED: {self.ran.verdict}"
-        return f"{self.mutant.name:58} {self.mutant.test:24} {found} {self.seconds:6.0f} s"
+        found = f"seeds {self.seeds}" if self.caught else f"SURVIVED ({self.ran.verdict})"
+        broken = " ".join(self.ran.broken)
+        return f"{self.prey.mutant.name:58} {self.prey.scenario:16} {found:20} {broken:28} {self.seconds:5.0f} s"
 
 
 def run(copy: Copy, scenario: str, seed: int) -> Ran:
@@ -67,36 +85,36 @@ def run(copy: Copy, scenario: str, seed: int) -> Ran:
     return Ran(found[1] if found else "none", tuple(broken), done.stdout + done.stderr)
 
 
-def hunt(mutant: Mutant, copy: Copy, seeds: int) -> Hunt:
+def hunt(prey: Prey, copy: Copy, seeds: int) -> Hunt:
     """Run its scenario with one seed after the other, until one notices."""
     began = time.monotonic()
-    if mutant.places(copy.folder) != 1:
-        outdated = Ran(f"its line is there {mutant.places(copy.folder)} times", (), "")
-        return Hunt(mutant, 0, outdated, 0.0)
-    with mutant.planted(copy.folder):
+    if prey.mutant.places(copy.folder) != 1:
+        outdated = Ran(f"its line is there {prey.mutant.places(copy.folder)} times", (), "")
+        return Hunt(prey, 0, outdated, 0.0)
+    with prey.mutant.planted(copy.folder):
         for seed in range(1, seeds + 1):
-            ran = run(copy, mutant.test, seed)
-            if ran.verdict == "invalid":
+            ran = run(copy, prey.scenario, seed)
+            if prey.is_seen(ran):
                 break
-    return Hunt(mutant, seed, ran, time.monotonic() - began)
+    return Hunt(prey, seed, ran, time.monotonic() - began)
 
 
-def check_health(mutants: Sequence[Mutant], copy: Copy) -> None:
+def check_health(preys: Sequence[Prey], copy: Copy) -> None:
     """Every scenario must be valid while nothing is planted."""
-    for scenario in sorted({mutant.test for mutant in mutants}):
+    for scenario in sorted({prey.scenario for prey in preys}):
         ran = run(copy, scenario, 1)
         if ran.verdict != "valid":
             sys.exit(f"not even without a bug is {scenario} valid:\n{ran.output}")
 
 
-def read(names: Sequence[str]) -> list[Mutant]:
-    """The mutants of the list: these, or all. What catches them is a scenario."""
+def read(names: Sequence[str]) -> list[Prey]:
+    """The bugs of the list: these, or all."""
     listed = tomllib.loads(LIST.read_text())["mutants"]
-    mutants = [Mutant(test=one.pop("scenario"), **one) for one in listed]
-    unknown = {*names} - {one.name for one in mutants}
+    unknown = {*names} - {one["name"] for one in listed}
     if unknown:
         sys.exit(f"no such mutant: {', '.join(sorted(unknown))}")
-    return [one for one in mutants if not names or one.name in names]
+    wanted = [one for one in listed if not names or one["name"] in names]
+    return [Prey(breaks=frozenset(one.pop("breaks")), mutant=Mutant(test=one.pop("scenario"), **one)) for one in wanted]
 
 
 def main() -> int:
@@ -106,14 +124,14 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, default=SEEDS, help="runs that a bug may survive")
     parser.add_argument("--trust", action="store_true", help="do not run the scenarios without a bug first")
     given = parser.parse_args()
-    mutants = read(given.names)
+    preys = read(given.names)
     hunts: list[Hunt] = []
     with copied() as copy:
         copy.check_imports()
         if not given.trust:
-            check_health(mutants, copy)
-        for mutant in mutants:
-            hunts.append(hunt(mutant, copy, given.seeds))
+            check_health(preys, copy)
+        for prey in preys:
+            hunts.append(hunt(prey, copy, given.seeds))
             sys.stdout.write(f"{hunts[-1]}\n")
             sys.stdout.flush()
     caught = [one for one in hunts if one.caught]
