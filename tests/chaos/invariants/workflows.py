@@ -200,7 +200,7 @@ def _attempts_are_counted(story: Story) -> Iterator[Violation]:
     One that was lost before anybody knew that its task had arrived is not recorded.
     """
     limits = story.program.steps if story.program is not None else {}
-    arrived = {task.row["fence"] for task in story.tasks if task.row["acked"] or task.row["frame_number"]}
+    arrived = _arrived(story)
     for (run, name), executions in story.executions.items():
         limit, begun, step = limits.get(name), len(executions), f"step {name!r} of run {run}"
         if limit is not None and begun > limit:
@@ -210,6 +210,19 @@ def _attempts_are_counted(story: Story) -> Iterator[Violation]:
         known = sum(one.start.fence is None or one.start.fence in arrived for one in executions)
         if final is not None and final.status in FINAL and known > final.attempts:
             yield Violation("W6", story.key, f"{step} was begun {known} times, {final.attempts} are recorded")
+
+
+def _arrived(story: Story) -> set[int]:
+    """The fences under which the server heard of a worker: it acknowledged the task, or reported something."""
+    told = {task.row["fence"] for task in story.tasks if task.row["acked"] or task.row["frame_number"]}
+    ended = {version.row.get("ended_fence") for version in story.versions}
+    makers = {
+        one.start.fence
+        for (_, name), executions in story.executions.items()
+        for one in executions
+        if any(_returned(one, done) for done in story.steps.get((one.start.run, name), ()))
+    }
+    return {fence for fence in told | ended | makers if fence is not None}
 
 
 def _nothing_runs_after_the_end(story: Story) -> Iterator[Violation]:
