@@ -21,6 +21,7 @@ ENOUGH = 0.8
 """Part of the planned calls that must have been acknowledged."""
 
 OVERLAPS: dict[str, Callable[[View], int]] = {
+    "zombies": figures.zombies,
     "zombie-reports": figures.zombie_reports,
     "takeovers": figures.takeovers,
     "near-deadline": figures.near_deadline,

@@ -26,6 +26,7 @@ def of(view: View) -> dict[str, Any]:
         "codes": dict(codes.most_common()),
         "faults": dict(sorted(Counter(fault.fault for fault in view.faults if fault.phase == "begin").items())),
         "takeovers": takeovers(view),
+        "zombies": zombies(view),
         "zombie reports": zombie_reports(view),
         "repeated requests": repeats(view),
         "events near a deadline": near_deadline(view),
@@ -48,6 +49,25 @@ def zombie_reports(view: View) -> int:
             end, fence = one.end.mono_ns, one.start.fence
             late += any(other > fence and at < end for other, at in newest[one.start.key])
     return late
+
+
+def zombies(view: View) -> int:
+    """Bodies under way when another lease of their instance executed something, and whose workers lived on."""
+    last: dict[str, int] = {}
+    for one in view.executions:
+        last[one.start.worker] = max(last.get(one.start.worker, 0), one.start.mono_ns)
+    found = 0
+    for story in view.stories.values():
+        every = [one for executions in story.executions.values() for one in executions]
+        for old in every:
+            since = [
+                new.start.mono_ns
+                for new in every
+                if (new.start.fence or 0) > (old.start.fence or 0) and new.start.mono_ns > old.start.mono_ns
+            ]
+            open_then = since and (old.end is None or old.end.mono_ns > min(since))
+            found += bool(open_then and last[old.start.worker] > min(since))
+    return found
 
 
 def takeovers(view: View) -> int:
