@@ -17,10 +17,10 @@ from tests.support.postgres import OwnPostgres, own_postgres
 # Found before pg_catalog's own, so that everything in the database that asks for the time asks this function.
 _CLOCK = """
 CREATE SCHEMA chaos;
-CREATE TABLE chaos.clock (shift interval NOT NULL, stands_at timestamptz);
-INSERT INTO chaos.clock VALUES ('0', NULL);
+CREATE TABLE chaos.clock_steps (shift interval NOT NULL, stands_at timestamptz);
+INSERT INTO chaos.clock_steps VALUES ('0', NULL);
 CREATE FUNCTION chaos.clock_timestamp() RETURNS timestamptz LANGUAGE sql VOLATILE AS $$
-    SELECT coalesce(stands_at, pg_catalog.clock_timestamp()) + shift FROM chaos.clock
+    SELECT coalesce(stands_at, pg_catalog.clock_timestamp()) + shift FROM chaos.clock_steps
 $$;
 """
 

@@ -216,11 +216,11 @@ class ClockStep(Kind):
     async def fire(self, site: Site) -> None:
         assert isinstance(site.database, Postgres)
         async with self.noted(site, "database", seconds=self.seconds, stands=self.stands):
-            await site.database.execute(f"UPDATE chaos.clock SET shift = shift + interval '{self.seconds} seconds'")
+            await site.database.execute(f"UPDATE chaos.clock_steps SET shift = shift + interval '{self.seconds} seconds'")
             if self.stands:
-                await site.database.execute("UPDATE chaos.clock SET stands_at = pg_catalog.clock_timestamp()")
+                await site.database.execute("UPDATE chaos.clock_steps SET stands_at = pg_catalog.clock_timestamp()")
                 await asyncio.sleep(self.stands * site.lease)
-                await site.database.execute("UPDATE chaos.clock SET stands_at = NULL")
+                await site.database.execute("UPDATE chaos.clock_steps SET stands_at = NULL")
 
 
 @dataclass(frozen=True, slots=True)

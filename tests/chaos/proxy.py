@@ -255,9 +255,11 @@ class Pair:
         self.server.close(hard=True)
 
     def lost(self, end: End) -> None:
-        """One end is gone: so is the other, unless nothing of it may arrive."""
-        self._forget()
-        if end.way not in self.link.weather.lost:
+        """One end is gone: so is the other, unless nothing may arrive there; then it learns of it with the weather."""
+        if end.way in self.link.weather.lost:
+            self.has_lost = True
+        else:
+            self._forget()
             self._forward(self.other(end), end.way, b"")
 
     def _forget(self) -> None:

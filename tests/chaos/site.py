@@ -144,7 +144,7 @@ class Site:
         return [
             *(sys.executable, "-m", *program),
             *("--listen", self.direct(name), "--ops-listen", "127.0.0.1:0", "--database", url),
-            *("--leases.lease", f"{lease}", "--leases.ack-window", f"{lease / 3}"),
+            *("--leases.lease", f"{lease}", "--leases.ack-window", f"{lease}"),  # of a machine that is busy
             *("--leases.reconnect-grace", f"{lease / 6}", "--drain-settle", "0.2", "--drain-grace", "5"),
             *self.topology.settings,
         ]

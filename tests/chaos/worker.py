@@ -9,6 +9,7 @@ import os
 import random
 import signal
 import sys
+import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -54,9 +55,9 @@ class Steps:
     """Steps of one run whose bodies are written down. Results name their execution, so that no two are alike."""
 
     def __init__(self, workflow: str, event: WorkflowEvent[Any], step: WorkflowStep) -> None:
-        self._event = event
-        self._step = step
-        self._key = key_of(NAMESPACE, workflow, event.instance_id)
+        self.event = event
+        self.step = step
+        self.key = key_of(NAMESPACE, workflow, event.instance_id)
         self._rng = random.Random(f"{event.instance_id}/{event.run_number}")
 
     async def do(
@@ -65,39 +66,65 @@ class Steps:
         work: Callable[[], Awaitable[None]] | None = None,
         failures: int = 0,
         retry: Retry = RETRY,
+        in_thread: bool = False,
     ) -> Any:
-        """A step whose body fails so often, then does the work, and returns what no other execution returns."""
-        seconds = self._rng.uniform(0, self._event.payload.get("body_ms", 0)) / 1000
+        """A step whose body fails so often, then does the work, and returns what no other execution returns.
+
+        A body on the loop is cancelled when its lease is lost; one in a thread goes on, and is a zombie then.
+        """
+        seconds = self._rng.uniform(0, self.event.payload.get("body_ms", 0)) / 1000
 
         async def body() -> dict[str, str]:
-            run: Any = self._step._engine
-            attempt, fence = run._calls[name].attempt, run.fence
-            execution = uuid4().hex[:16]
-            value = {"step": name, "execution": execution}
-
-            def note(phase: str, value: str | None = None) -> None:
-                about = (execution, self._key, self._event.run_number, name, phase, Ledger.worker, now_ns())
-                Ledger.recorder.record(Effect(*about, attempt=attempt, fence=fence, value=value))  # type: ignore[arg-type]
-
-            note("start")
+            execution = Execution(self, name)
             await asyncio.sleep(seconds)
-            if attempt <= failures:
-                note("fail")
-                raise DeliberateFailure(f"attempt {attempt}")
+            if execution.attempt <= failures:
+                raise execution.failed()
             if work is not None:
                 await work()
-            note("end", json.dumps(value, separators=(",", ":")))
-            return value
+            return execution.ended()
 
-        return await self._step.do(name, body, retries=retry, timeout="1 minute")
+        def body_in_thread() -> dict[str, str]:
+            execution = Execution(self, name)
+            time.sleep(seconds)
+            return execution.ended()
+
+        chosen: Any = body_in_thread if in_thread else body
+        return await self.step.do(name, chosen, retries=retry, timeout="1 minute")
 
     async def approval(self) -> Any:
         """The event, or None if it did not come in time."""
-        wait = self._event.payload["wait"] * 1000
+        wait = self.event.payload["wait"] * 1000
         try:
-            return (await self._step.wait_for_event("approval", type="approval", timeout=wait)).payload
+            return (await self.step.wait_for_event("approval", type="approval", timeout=wait)).payload
         except WaitForEventTimeoutError:
             return None
+
+
+class Execution:
+    """One execution of a body, in the ledger from its first moment on."""
+
+    def __init__(self, steps: Steps, name: str) -> None:
+        run: Any = steps.step._engine
+        call = run._calls.get(name)
+        self.attempt = 0 if call is None else call.attempt
+        self._id = uuid4().hex[:16]
+        self._about = {"execution": self._id, "key": steps.key, "run": steps.event.run_number, "step": name}
+        self._about |= {"worker": Ledger.worker, "attempt": self.attempt, "fence": run.fence}
+        self._note("start")
+
+    def failed(self) -> DeliberateFailure:
+        """It fails, as planned."""
+        self._note("fail")
+        return DeliberateFailure(f"attempt {self.attempt}")
+
+    def ended(self) -> dict[str, str]:
+        """It returns what no other execution does."""
+        value = {"step": self._about["step"], "execution": self._id}
+        self._note("end", json.dumps(value, separators=(",", ":")))
+        return value
+
+    def _note(self, phase: Any, value: str | None = None) -> None:
+        Ledger.recorder.record(Effect(**self._about, phase=phase, mono_ns=now_ns(), value=value))
 
 
 class OrderFlow(WorkflowEntrypoint[Any, Any]):
@@ -107,14 +134,14 @@ class OrderFlow(WorkflowEntrypoint[Any, Any]):
 
     async def run(self, event: WorkflowEvent[Any], step: WorkflowStep) -> Any:
         steps = Steps(ORDER, event, step)
-        output = {"reserve": await steps.do("reserve")}
+        output = {"reserve": await steps.do("reserve", in_thread=True)}
         await step.sleep("nap", event.payload["nap"] * 1000)
         approval = await steps.approval()
         if not event.payload["aimed"]:
             output["approval"] = approval
         output["charge"] = await steps.do("charge", failures=FAILURES)
         output["spawn"] = await steps.do("spawn", lambda: self._start_parcel(event))
-        output["ship"] = await steps.do("ship")
+        output["ship"] = await steps.do("ship", in_thread=True)
         return output
 
     async def _start_parcel(self, event: WorkflowEvent[Any]) -> None:
