@@ -33,7 +33,8 @@ OVERLAPS: dict[str, Callable[[View], int]] = {
 def check(history: History) -> Verdict:
     """Whether every promise was kept, and whether enough happened to say so."""
     view = View(history)
-    violations = [violation for one in CHECKS for violation in one(view)]
+    checks = CHECKS if view.has_snapshot else (liveness.check,)
+    violations = [violation for one in checks for violation in one(view)]
     return Verdict(violations, list(_doubts(view)), figures.of(view))
 
 
@@ -54,6 +55,8 @@ def _doubts(view: View) -> Iterator[str]:
         yield "nobody called after the heal"
     if not view.changes:
         yield "there is no trail"
+    if not view.has_snapshot:
+        yield "there is no snapshot"
 
 
 def _calls_missing(view: View) -> Iterator[str]:

@@ -158,6 +158,7 @@ class View:
         self.stages = {stage.name: stage for stage in history.of(Stage)}
         self.scans = history.of(Scan)
         self.seen = sorted(history.of(Seen), key=lambda seen: seen.mono_ns)
+        self.has_snapshot = any(row.source == "sql" for row in history.of(InstanceRow))
         self.stories: dict[str, Story] = {}
         self._tell()
 
@@ -191,16 +192,16 @@ class View:
         return len(holders) >= ALMOST * self.plan.slots * len(sessions) > 0
 
     @cached_property
-    def last_lease(self) -> dict[str, int]:
-        """By session: the last change that gave it a lease or renewed one. Who says goodbye does so no more."""
-        last: dict[str, int] = {}
+    def last_lease(self) -> dict[tuple[str | None, int | None], int]:
+        """By session and connection: when it last got a lease or renewed one. Who says goodbye does so no more."""
+        last: dict[tuple[str | None, int | None], int] = {}
         until: dict[tuple[int, int], int] = {}
         for change in self.changes:
             row = change.row
             if change.table == "tasks" and change.change != "delete" and row["status"] == "processing":
                 lease, end = (row["id"], row["fence"]), row["locked_until"] or 0
                 if end > until.get(lease, 0):
-                    last[row["session_id"]] = change.seq
+                    last[row["session_id"], row["connection"]] = change.at_us
                 until[lease] = end
         return last
 

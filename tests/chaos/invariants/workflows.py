@@ -157,7 +157,10 @@ def _result(version: Change) -> str:
 
 
 def _leases_exclude_each_other(view: View, story: Story) -> Iterator[Violation]:
-    """W5: fences only grow, a lease stays with its session, and nobody takes it from a living one before it is over."""
+    """W5: fences only grow, a lease stays with its session, and nobody takes it from a living one before it is over.
+
+    Who says goodbye, or comes back and no longer names it, has given it up.
+    """
     for before, after in pairwise(story.tasks):
         old, new = before.row, after.row
         if after.change == "insert" or old["run_number"] != new["run_number"]:
@@ -170,7 +173,8 @@ def _leases_exclude_each_other(view: View, story: Story) -> Iterator[Violation]:
                 yield Violation("W5", story.key, f"the lease of fence {old['fence']} passed to another without a claim")
         elif taken and new["fence"] == old["fence"]:
             yield Violation("W5", story.key, f"it was claimed under fence {old['fence']}, which had been used before")
-        lives_on = view.last_lease.get(old["session_id"] or "", 0) > after.seq
+        last = view.last_lease.get((old["session_id"], old["connection"]), 0)
+        lives_on = last > after.at_us + view.plan.lease_us // 2
         if held and lives_on and _is_takeover(old, new) and (old["locked_until"] or 0) > after.at_us:
             early = old["locked_until"] - after.at_us
             yield Violation("W5", story.key, f"its lease of fence {old['fence']} was taken {early} us before its end")

@@ -5,7 +5,20 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.chaos.lies.forger import Forger, breaks
-from tests.chaos.records import Call, Effect, Exit, Fault, InstanceRow, Scan, Seen, Stage, StepRow, Trouble
+from tests.chaos.records import (
+    Call,
+    Effect,
+    EventRow,
+    Exit,
+    Fault,
+    InstanceRow,
+    Scan,
+    Seen,
+    Stage,
+    StepRow,
+    TaskRow,
+    Trouble,
+)
 from tests.chaos.simulation import LEASE
 
 
@@ -130,3 +143,8 @@ def the_zombie_never_reported(forger: Forger) -> None:
 def hardly_anything_was_acknowledged(forger: Forger) -> None:
     for call in forger.all(Call, op="event", phase="ok"):
         forger.alter(call, phase="info", code="UNAVAILABLE")
+
+
+@breaks("")
+def nobody_looked_in_the_end(forger: Forger) -> None:
+    forger.drop(*forger.all(InstanceRow), *forger.all(StepRow), *forger.all(EventRow), *forger.all(TaskRow))

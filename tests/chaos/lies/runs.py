@@ -105,7 +105,10 @@ def a_fence_is_used_twice(forger: Forger) -> None:
 def a_lease_is_taken_too_early(forger: Forger) -> None:
     taken = forger.any(Change, table="tasks", status="pending", reason="takeover")
     held = [one for one in forger.all(Change, table="tasks", id=taken.row["id"]) if one.seq < taken.seq]
-    forger.alter(max(held, key=lambda one: one.seq), locked_until=taken.at_us + LEASE)
+    last = max(held, key=lambda one: one.seq)
+    alive = {"id": 10**6, "fence": 10**6, "locked_until": taken.at_us + 2 * LEASE}
+    forger.add(replace(last, seq=10**6, at_us=taken.at_us + LEASE, row=last.row | alive))
+    forger.alter(last, locked_until=taken.at_us + LEASE)
 
 
 @breaks("W5")
