@@ -35,7 +35,8 @@ def check(view: View) -> Iterator[Violation]:
         yield from _what_came_before_is_durable(story)
         yield from _runs_are_apart(story)
         yield from _pauses_hold(story)
-        yield from _waits_for_something(view, story)
+        yield from _nothing_begins_in_a_pause(story)
+        yield from _waits_for_something(story)
         yield from _children_exist(view, story)
         yield from _ends_as_programmed(story)
 
@@ -184,7 +185,7 @@ def _is_takeover(old: dict[str, object], new: dict[str, object]) -> bool:
     """Whether a lease ended though its holder had not given it up."""
     if new["status"] == "processing":
         return new["fence"] != old["fence"]
-    return new["reason"] == "takeover" and old["reason"] != "takeover"
+    return new["reason"] == "takeover" and old["reason"] != "takeover"  # what is only given back keeps its reason
 
 
 def _fences_are_unique(view: View) -> Iterator[Violation]:
@@ -273,7 +274,7 @@ def _runs_are_apart(story: Story) -> Iterator[Violation]:
 
 
 def _pauses_hold(story: Story) -> Iterator[Violation]:
-    """W8: while it is paused, nobody claims it and no body begins."""
+    """W8: a pause that is acknowledged holds, and nobody claims what is paused."""
     for before, after in pairwise(story.tasks):
         if before.row["status"] == "parked" and after.row["status"] == "processing":
             yield Violation("W8", story.key, f"it was claimed under fence {after.row['fence']} while it was paused")
@@ -281,6 +282,10 @@ def _pauses_hold(story: Story) -> Iterator[Violation]:
         status = call.answer.get("status", "paused")
         if call.op == "pause" and call.is_ok and status not in ("paused", "waiting_for_pause"):
             yield Violation("W8", story.key, f"its pause was acknowledged, and it is {status}")
+
+
+def _nothing_begins_in_a_pause(story: Story) -> Iterator[Violation]:
+    """W8: between the answer that it is paused and the next call that changes that, no body begins."""
     moves = [call for call in story.calls if call.op in ("resume", "restart", "terminate")]
     for pause in story.calls:
         if pause.op != "pause" or pause.reply is None or pause.answer.get("status") != "paused":
@@ -296,7 +301,7 @@ def _pauses_hold(story: Story) -> Iterator[Violation]:
                     yield Violation("W8", story.key, f"step {name!r} of run {run} was begun while it was paused")
 
 
-def _waits_for_something(view: View, story: Story) -> Iterator[Violation]:
+def _waits_for_something(story: Story) -> Iterator[Violation]:
     """W9: at rest, what has not ended waits for something that is named, and what is to end has ended."""
     if story.instance is None or story.has_ended:
         if story.has_ended and story.task is not None:
