@@ -52,6 +52,13 @@ PROCESSES = (
         schedule=tuple(Cycle((CrashPoint("F10", point, hit),), every=-0.1) for point in POINTS for hit in (1, 7)),
     ),
     Scenario(
+        "slow-commits",
+        "a server is killed, or PostgreSQL crashes, while commits take up to 50 ms: no answer is ahead of its commit",
+        Topology(store={"commit_ms": 50.0}),
+        SMALL,
+        schedule=(Cycle((Kill("F05", "server"), DatabaseRestart("F20")), every=-0.5, times=12),),
+    ),
+    Scenario(
         "crash-points-sqlite",
         "the only server ends at each place around a commit",
         SQLITE,
