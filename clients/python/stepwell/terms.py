@@ -26,6 +26,7 @@ class Terms:
     virtual_clock: bool = False
     lease: float = 30.0
     heartbeat_interval: float = 10.0
+    ack_window: float = 10.0
     max_credit: int = 1_000_000
     database_id: str = ""
 
@@ -33,6 +34,11 @@ class Terms:
     def holds_for(self) -> float:
         """Seconds after the start of its last renewal at which a worker must have stopped a task by itself."""
         return self.lease - min(self.lease / 3, self.heartbeat_interval / 2)
+
+    @property
+    def longest_standstill(self) -> float:
+        """Seconds without a turn of its loop after which a worker trusts no task that was sent to it meanwhile."""
+        return max(self.ack_window, self.heartbeat_interval) / 2
 
 
 def terms_of(welcome: pb.Welcome) -> Terms:
@@ -49,6 +55,7 @@ def terms_of(welcome: pb.Welcome) -> Terms:
         virtual_clock=welcome.virtual_clock,
         lease=_seconds(welcome.lease, default.lease),
         heartbeat_interval=_seconds(welcome.heartbeat_interval, default.heartbeat_interval),
+        ack_window=_seconds(welcome.ack_window, default.ack_window),
         max_credit=welcome.max_credit or default.max_credit,
         database_id=welcome.database_id,
     )
