@@ -9,7 +9,7 @@ from tests.chaos.site import Topology
 
 SQLITE = Topology("sqlite", servers=1)
 KILLS = (Kill("F01", "worker"), Kill("F05", "server"))
-LONG_BODIES = Workload(body_ms=3000.0)
+LONG_BODIES = Workload(body_ms=2000.0)
 
 CATALOGUE = (
     Scenario(
@@ -103,7 +103,7 @@ CATALOGUE = (
         "event-deadline",
         "events that are stored within milliseconds of the deadline, with commits that take their time",
         Topology(servers=2, workers=2, store={"commit_ms": 20.0}),
-        Workload(instances=3200, seconds=110.0, kind="race", twice=0.0, aim_ms=12.0),
+        Workload(instances=1800, seconds=110.0, kind="race", twice=0.0, aim_ms=6.0, shots=3),
         schedule=(Cycle((Nothing("F80", 36.0),), every=-0.1),),
         overlaps={"near-deadline": 2000},
     ),

@@ -34,6 +34,8 @@ REFUSED = {"INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITI
 CALL_SECONDS = 5.0
 LONGEST_PAUSE = 1.0
 SCAN_EVERY = 3.0
+SHOT_SECONDS = 0.008
+"""Between two events that are aimed at one deadline."""
 TAIL = 25
 """Calls to every server after the heal, all of which must succeed."""
 
@@ -140,7 +142,7 @@ class Driver:
         seed = config["seed"]
         workload = model.workload_from(config["workload"])
         self.rng = random.Random(f"driver/{seed}")
-        self.rivals = workload.rivals
+        self.rivals, self.shots = workload.rivals, workload.shots
         self.orders = model.orders(workload, seed)
         self.recorder = Recorder(Path(config["folder"]) / "client.jsonl")
         self.servers: dict[str, str] = config["servers"]
@@ -194,14 +196,21 @@ class Driver:
     async def _approve(self, handle: Instance[Any], order: Order) -> None:
         if not order.aimed:
             await asyncio.sleep(order.approve_after)
-        elif not await self._aim(handle, order):
-            return
+            await self._send(order, order.approval)
+        elif await self._aim(handle, order):
+            await asyncio.gather(*(self._shoot(order, shot) for shot in range(self.shots)))
+
+    async def _shoot(self, order: Order, shot: int) -> None:
+        await asyncio.sleep(shot * SHOT_SECONDS)
+        await self._send(order, order.approval | {"shot": shot})
+
+    async def _send(self, order: Order, payload: dict[str, Any]) -> None:
         request = pb.SendEventRequest(
             namespace=NAMESPACE,
             workflow=order.workflow,
             instance_id=order.id,
             type="approval",
-            payload=to_payload(order.approval),
+            payload=to_payload(payload),
             request_id=uuid4().hex,
         )
         value = {"type": "approval", "payload": request.payload.json}
@@ -212,14 +221,15 @@ class Driver:
         if reply is not None:
             took = reply.event.created_at.ToMicroseconds() / 1e6 - sent_at
             if 0 < took < 0.2:
-                self.latency += 0.2 * (took - self.latency)
+                self.latency += 0.1 * (took - self.latency)
 
     async def _aim(self, handle: Instance[Any], order: Order) -> bool:
         """Wait until the event, sent now, is stamped about when the wait is over. False: there is no wait any more."""
         async for change in handle.watch(steps=True):
             for step in change.steps:
                 if step.name == "approval" and step.wake_at is not None:
-                    at = step.wake_at.timestamp() + order.approve_after / 1000 - self.latency
+                    lead = self.latency + SHOT_SECONDS * (self.shots - 1) / 2
+                    at = step.wake_at.timestamp() + order.approve_after / 1000 - lead
                     await asyncio.sleep(min(at - time.time(), order.wait))
                     return True
         return False

@@ -39,6 +39,8 @@ class Workload:
     aimed: float = 0.1
     """Part of the orders whose approval is aimed at the deadline."""
     aim_ms: float = 20.0
+    shots: int = 1
+    """Events that are sent to each order that is aimed at, some milliseconds apart."""
     twice: float = 0.2
     """Part of the orders that are created twice with one request id."""
     lifecycle: float = 0.0
@@ -131,7 +133,7 @@ def programs(order: Order) -> list[Program]:
     if order.workflow == POISON:
         return [Program(order.key, ["errored"], {"die": POISON_ATTEMPTS})]
     if order.workflow == RACE:
-        return [Program(order.key, ["complete"], {"approval": None})]
+        return [Program(order.key, ["complete"], {"approval": None, "tail": None})]
     child = key_of(NAMESPACE, CHILD, f"{order.id}-parcel")
     bodies = ("reserve", "charge", "spawn", "ship")
     return [
@@ -153,10 +155,11 @@ def programs(order: Order) -> list[Program]:
     ]
 
 
-def operations(drawn: list[Order]) -> dict[str, int]:
+def operations(workload: Workload, drawn: list[Order]) -> dict[str, int]:
     """The calls that clients mean to make."""
     planned = {"create": len(drawn) + sum(order.twice for order in drawn)}
-    planned["event"] = sum(order.workflow != POISON for order in drawn)
+    events = (workload.shots if order.aimed else 1 for order in drawn if order.workflow != POISON)
+    planned["event"] = sum(events)
     for order in drawn:
         if order.lifecycle:
             planned[order.lifecycle] = planned.get(order.lifecycle, 0) + 1

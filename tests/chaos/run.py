@@ -109,7 +109,7 @@ class Run:
                 seed=self.seed,
                 lease_us=round(scenario.topology.lease * 1_000_000),
                 database=scenario.topology.database,
-                operations=model.operations(self.orders),
+                operations=model.operations(scenario.workload, self.orders),
                 faults=dict(Counter(kind.id for _, kind in self.drawn)),
                 overlaps=scenario.overlaps,
                 slots=SLOTS,

@@ -165,6 +165,7 @@ class RaceFlow(WorkflowEntrypoint[Any, Any]):
 
     async def run(self, event: WorkflowEvent[Any], step: WorkflowStep) -> Any:
         await Steps(RACE, event, step).approval()
+        await step.sleep("tail", "400 ms")  # an instance that has ended takes no events, and the late ones count
         return {}
 
 
