@@ -9,6 +9,7 @@ import re
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,8 @@ class Running:
             self._ordered = True
         self.frozen = number == signal.SIGSTOP or (self.frozen and number != signal.SIGCONT)
         if self.alive:
-            os.kill(self.pid, number)
+            with suppress(ProcessLookupError):  # it has just ended, and nobody has noticed yet
+                os.kill(self.pid, number)
 
     def expect_exit(self) -> None:
         """It may end by itself from now on."""

@@ -48,6 +48,8 @@ class Scenario:
     needs: tuple[str, ...] = ()
     """Tools of the machine without which it cannot be run."""
     drain_leases: float = 10.0
+    patience: float = 1.0
+    """Leases that a timer may be late while nothing is broken; more on a machine that is busy."""
     once: bool = False
     """Nothing may be executed twice: nobody was lost."""
 
@@ -115,6 +117,8 @@ class Run:
                 slots=SLOTS,
                 clock_steps=scenario.topology.clock,
                 drain_leases=scenario.drain_leases,
+                lateness_us=round(scenario.patience * scenario.topology.lease * 1_000_000),
+                heal_us=round(2 * scenario.patience * scenario.topology.lease * 1_000_000),
             )
         )
         self.recorder.record(*(program for order in self.orders for program in model.programs(order)))
