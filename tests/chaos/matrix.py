@@ -357,7 +357,7 @@ RACES = (
     Scenario(
         "cancel-storm",
         "clients give up their calls after some milliseconds, and ask again",
-        workload=Workload(instances=400, seconds=30.0, hasty=1.0),
+        workload=Workload(instances=400, seconds=30.0, hasty=1.0, lifecycle=0.5),
         schedule=(Cycle((Nothing("F87", 11.0),), every=-0.1),),
         overlaps={"repeats": 100},
     ),

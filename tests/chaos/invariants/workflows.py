@@ -26,6 +26,7 @@ def check(view: View) -> Iterator[Violation]:
     yield from _fences_are_unique(view)
     for story in view.stories.values():
         yield from _creates_agree(story)
+        yield from _restarts_count_once(story)
         yield from _statuses_follow_edges(story)
         yield from _results_are_final(story)
         yield from _results_are_of_the_holder(story)
@@ -76,6 +77,14 @@ def _creates_agree(story: Story) -> Iterator[Violation]:
         stamps.add(story.instance.created_at)
     if len(stamps) > 1:
         yield Violation("W2", story.key, f"its creators were told of different instances, created at {sorted(stamps)}")
+
+
+def _restarts_count_once(story: Story) -> Iterator[Violation]:
+    """W2: one request to restart makes one run, however often it is repeated."""
+    asked = len({call.request_id for call in story.calls if call.op == "restart"})
+    if story.instance is not None and story.instance.run_number > asked:
+        text = f"it is in run {story.instance.run_number}, and was to be restarted {asked} times"
+        yield Violation("W2", story.key, text, "double-completed")
 
 
 def _statuses_follow_edges(story: Story) -> Iterator[Violation]:

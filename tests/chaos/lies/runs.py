@@ -43,6 +43,12 @@ def a_creator_is_told_of_another_instance(forger: Forger) -> None:
     forger.alter(told, value=told.value | {"created_at": 1})
 
 
+@breaks("W2")
+def a_restart_counts_twice(forger: Forger) -> None:
+    key = forger.any(Call, op="restart", phase="ok").key
+    forger.alter_rows(InstanceRow, {"key": key}, run_number=2)
+
+
 @breaks("W3")
 def an_ended_instance_runs_on(forger: Forger) -> None:
     forger.after(forger.any(Change, table="workflow_instances", status="complete"), status="running")
