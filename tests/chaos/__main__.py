@@ -14,7 +14,7 @@ from pathlib import Path
 
 from tests.chaos import checker, records, report
 from tests.chaos.run import Run, Scenario
-from tests.chaos.scenarios import SCENARIOS, shortened, soak
+from tests.chaos.scenarios import SCENARIOS, shortened, slowed, soak
 from tests.chaos.vitals import Vitals
 
 
@@ -43,6 +43,8 @@ def one_run(scenario: Scenario, seed: int, given: argparse.Namespace) -> report.
         scenario = shortened(scenario)
     if scenario.name == "soak":
         scenario = soak(given.minutes)
+    if given.lease:
+        scenario = slowed(scenario, given.lease)
     folder = Path(given.folder or tempfile.mkdtemp(prefix=f"chaos-{scenario.name}-"))
     folder.mkdir(parents=True, exist_ok=True)
     print(f"== {scenario.name}: {scenario.about}\n   seed {seed}, records in {folder}")
@@ -77,6 +79,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("scenario", nargs="?", default="all", choices=[*SCENARIOS, "all"], metavar="SCENARIO")
     parser.add_argument("--seed", type=int, help="of an earlier run, to repeat it")
     parser.add_argument("--short", action="store_true", help="less of everything")
+    parser.add_argument("--lease", type=float, help="seconds of a lease; all times follow (a busy machine needs more)")
     parser.add_argument("--minutes", type=float, default=30.0, help="length of the soak")
     parser.add_argument("--folder", help="where to keep the records")
     parser.add_argument("--keep", action="store_true", help="keep the records of a run that was fine")

@@ -28,6 +28,13 @@ def soak(minutes: float) -> Scenario:
 SCENARIOS = {one.name: one for one in (*CATALOGUE, *MATRIX, soak(30.0))}
 
 
+def slowed(scenario: Scenario, lease: float) -> Scenario:
+    """The same with other leases: all times of faults follow, and so does the time over which orders arrive."""
+    ratio = lease / scenario.topology.lease
+    workload = replace(scenario.workload, seconds=scenario.workload.seconds * ratio)
+    return replace(scenario, topology=replace(scenario.topology, lease=lease), workload=workload)
+
+
 def shortened(scenario: Scenario, instances: int = 60, rounds: int = 4, seconds: float = 10.0) -> Scenario:
     """The same with less of everything, and nothing that must have happened often: for a look."""
     cycles = tuple(replace(cycle, times=min(cycle.times, rounds)) for cycle in scenario.schedule)
