@@ -216,7 +216,9 @@ class ClockStep(Kind):
     async def fire(self, site: Site) -> None:
         assert isinstance(site.database, Postgres)
         async with self.noted(site, "database", seconds=self.seconds, stands=self.stands):
-            await site.database.execute(f"UPDATE chaos.clock_steps SET shift = shift + interval '{self.seconds} seconds'")
+            await site.database.execute(
+                f"UPDATE chaos.clock_steps SET shift = shift + interval '{self.seconds} seconds'"
+            )
             if self.stands:
                 await site.database.execute("UPDATE chaos.clock_steps SET stands_at = pg_catalog.clock_timestamp()")
                 await asyncio.sleep(self.stands * site.lease)
