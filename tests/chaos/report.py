@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.chaos.records import Call, Fault, History
 from tests.chaos.run import Scenario
+from tests.chaos.site import Topology
 from tests.chaos.verdicts import Status, Verdict
 from tests.chaos.vitals import Vitals
 
@@ -45,7 +46,9 @@ class Outcome:
 
     def again(self, *, short: bool) -> str:
         """The command that repeats the run."""
-        return f"make chaos SCENARIO={self.scenario.name} SEED={self.seed}{' SHORT=1' if short else ''}"
+        lease = self.scenario.topology.lease
+        longer = f' ARGS="--lease {lease:g}"' if lease != Topology().lease else ""
+        return f"make chaos SCENARIO={self.scenario.name} SEED={self.seed}{' SHORT=1' if short else ''}{longer}"
 
 
 def text(outcome: Outcome, *, short: bool) -> str:
