@@ -130,7 +130,9 @@ def _errors_are_listed(view: View) -> Iterator[Violation]:
 
 
 def _views_agree(view: View) -> Iterator[Violation]:
-    """A7: the API shows what the database has."""
+    """A7: the API shows what the database has, once nothing moves any more."""
+    if "quiet" not in view.stages:
+        return
     rows: dict[tuple[Any, ...], Any] = {(one.source, one.key): one for one in view.history.of(InstanceRow)}
     rows |= {(one.source, one.key, one.run, one.name): one for one in view.history.of(StepRow)}
     for event in view.history.of(EventRow):
