@@ -45,6 +45,10 @@ class ManualClock:
             if not timer.is_cancelled:
                 timer.callback()
 
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass in which this process does nothing: what is due happens with the next advance."""
+        self._now += seconds
+
     def open_timers(self) -> int:
         return sum(not timer.is_cancelled for timer in self._timers)
 

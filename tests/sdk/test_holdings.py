@@ -106,25 +106,6 @@ async def test_nothing_begins_before_its_arrival_is_on_its_way(worker: Worker) -
     assert worker.sent() == ["wait:sleep", "suspend"]
 
 
-@pytest.mark.parametrize("noticed", [True, False], ids=["after a look at the leases", "before one"])
-async def test_a_worker_that_stood_still_begins_nothing_before_the_server_says_that_it_holds_it(
-    worker: Worker, noticed: bool
-) -> None:
-    """The task may have waited in the stream for so long that another worker executes it by now."""
-    worker.welcome()
-    worker.clock.advance(8)
-    if noticed:
-        worker.holdings.expire()
-
-    assert await worker.task("stuck") == ["task_ack", "begin_steps +for ever"]
-
-    for _ in range(3):
-        worker.clock.advance(2.5)
-        worker.holdings.expire()
-    assert await worker.task("stuck", task_id=2) == ["task_ack"]
-    await worker.holdings.close()
-
-
 async def test_what_is_resolved_before_a_run_begins_is_heard_when_it_does(worker: Worker) -> None:
     worker.welcome()
     ref = pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name="nap")

@@ -76,13 +76,6 @@ async def test_an_arrival_that_a_lost_stream_swallowed_is_said_again(worker: Hoo
     assert worker.sent() == ["outcome"]
 
 
-async def test_a_worker_that_stood_still_leaves_a_hook_that_another_may_have(worker: HookWorker) -> None:
-    worker.clock.advance(6)  # half of its ack window
-
-    assert await worker.hook("quick") == ["credit:1"]
-    assert worker.held() == []
-
-
 async def test_an_outcome_is_sent_again_after_a_reconnect(worker: HookWorker) -> None:
     await worker.hook("quick")
     worker.holdings.disconnected()

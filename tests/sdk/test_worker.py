@@ -224,6 +224,26 @@ async def test_a_server_that_falls_silent_is_left_for_another_stream(
     assert second.hello.session_id == first.hello.session_id
 
 
+@pytest.mark.parametrize("first", ["message", "tick"])
+async def test_a_worker_that_was_frozen_takes_nothing_that_was_sent_to_it_meanwhile(
+    server: FakeServer, client: Client, app: App, first: str
+) -> None:
+    """Its tasks are others' by now: what it would begin would be executed twice, and counted by nobody."""
+    clock = ManualClock()
+    async with Worker(client, app, clock=clock):
+        before = await server.workers.streams.get()
+        clock.stand_still(6)
+        if first == "tick":
+            clock.advance(0)
+        before.give("add")
+        after = await server.workers.streams.get()
+        after.give("add", task_id=2)
+        await after.until("finish")
+
+    assert after.hello.session_id == before.hello.session_id
+    assert not [frame for frame in before.frames if frame.task_id == 1]
+
+
 async def test_run_works_until_it_is_cancelled(server: FakeServer, client: Client, app: App) -> None:
     running = asyncio.create_task(Worker(client, app).run())
     stream = await server.workers.streams.get()

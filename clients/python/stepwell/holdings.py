@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -51,7 +50,6 @@ class _Held:
     renewed_at: float = 0.0
     number: int = 0  # of the last frame of a run that had to start over
     is_acked: bool = False  # its TaskAck is on its way
-    is_doubtful: bool = False  # it came so late that another may have it by now
     resolved: list[pb.Resolved] = field(default_factory=list)  # what came before there was a run to hear it
 
     def renew(self, at: float) -> None:
@@ -99,8 +97,6 @@ class Holdings:
         self._acking: list[_Held] = []  # acknowledged by the message that is being written
         self._owed = 0
         self._beats = _Beats()
-        self._looked_at = clock.now()
-        self._stood_still_at = -math.inf
         self._is_connected = False
         self._idle_since = clock.now()
 
@@ -117,7 +113,7 @@ class Holdings:
             self._drop_everything()
         self.terms = terms
         self._outbox, self._arrived, self._acking = [], [], []
-        self._beats, self._is_connected, self._looked_at = _Beats(), True, self.clock.now()
+        self._beats, self._is_connected = _Beats(), True
         kept = {(held.task_id, held.fence) for held in welcome.held}
         self._owed = 0
         for held in list(self._held.values()):
@@ -189,11 +185,7 @@ class Holdings:
 
     def expire(self) -> None:
         """Stop tasks whose last renewal is so old that another worker may have them soon."""
-        now = self.clock.now()
-        if now - self._looked_at > self.terms.standstill:
-            self._stood_still_at = now
-        self._looked_at = now
-        oldest = now - self.terms.holds_for
+        oldest = self.clock.now() - self.terms.holds_for
         for held in [held for held in self._held.values() if held.last_renewal() <= oldest]:
             _LOG.warning("lease_not_renewed task_id=%s", held.task_id)
             self._drop(held)
@@ -261,12 +253,7 @@ class Holdings:
         if held is None:
             if self.is_draining:
                 return  # not acknowledged: it goes back with our Goodbye
-            is_doubtful = self._is_doubtful()
-            if is_doubtful and task.handler.kind == pb.HANDLER_KIND_HOOK:
-                self._owed += 1  # not acknowledged: if it is still ours, it goes back when its ack window is over
-                self.wake()
-                return
-            held = _Held(task_id, fence, task, renewed_at=self.clock.now(), is_doubtful=is_doubtful)
+            held = _Held(task_id, fence, task, renewed_at=self.clock.now())
             self._held[task_id] = held
         elif held.work is not None:
             return  # it came twice
@@ -279,11 +266,6 @@ class Holdings:
     def _acknowledge(self, held: _Held) -> None:
         self._arrived.append(held)
         self._say(held, task_ack=pb.TaskAck())
-
-    def _is_doubtful(self) -> bool:
-        """Whether this process stood still lately: then a task may have waited for longer than its ack window."""
-        now, longest = self.clock.now(), self.terms.standstill
-        return now - self._looked_at > longest or now - self._stood_still_at < longest
 
     def _more_state(self, held: _Held, state: pb.TaskState) -> None:
         if held.work is None:
@@ -328,7 +310,7 @@ class Holdings:
                 return
             run = self._new_run(definition, task.key)
         held.work = run
-        run.attach(held.task_id, held.fence, task.workflow, held.number, is_doubtful=held.is_doubtful)
+        run.attach(held.task_id, held.fence, task.workflow, held.number)
         held.task = pb.Task()  # its payloads are the run's by now
         earlier, held.resolved = held.resolved, []
         for resolved in earlier:

@@ -63,7 +63,6 @@ class Run:
         self._unannounced: list[StepCall] = []
         self._begun: list[StepCall] = []  # without a limit of time yet
         self._interruptions = 0
-        self._is_doubtful = False
         self._steps_left = math.inf  # that may begin under this lease
         self._is_stopped = False
         self._expects_news = False
@@ -73,19 +72,16 @@ class Run:
 
     # What the server says.
 
-    def attach(
-        self, task_id: int, fence: int, task: pb.WorkflowInput, number: int = 0, *, is_doubtful: bool = False
-    ) -> None:
+    def attach(self, task_id: int, fence: int, task: pb.WorkflowInput, number: int = 0) -> None:
         """Hold the task from now on, with what is new in it; begin the function if it has not begun.
 
-        `number` is that of the last frame that was sent under this fence, by a run that had to start over. Of a task
-        that is doubtful no body begins before the server has said that it is held.
+        `number` is that of the last frame that was sent under this fence, by a run that had to start over.
         """
         self.task_id, self.fence, self.revision = task_id, fence, task.revision
         self.renewed_at = self._host.clock.now()
         self.phase, self._is_stopped, self._expects_news = Phase.HELD, False, False
         self._reports.restart(task_id, fence, number)
-        self._interruptions, self._is_doubtful = task.interruptions, is_doubtful
+        self._interruptions = task.interruptions
         self._steps_left = task.max_steps or math.inf
         for state in task.steps:
             self._apply(state)
@@ -291,7 +287,7 @@ class Run:
     def _is_fresh(self) -> bool:
         """Whether bodies may begin unannounced. Their loss is told to the next holder as an interruption."""
         is_first = self._reports.number == 0 and not self._reports.has_news
-        return is_first and not self._is_doubtful and not self._host.terms.virtual_clock
+        return is_first and not self._host.terms.virtual_clock
 
     def _begin_announced(self, call: StepCall) -> None:
         if call.state is not CallState.OPENING:
