@@ -130,12 +130,13 @@ async def test_the_oldest_due_is_taken_first(harness: StartHarness) -> None:
     await h.stop_worker()
     now = await h.now()
     for minutes in (1, 3, 2, 5, 4):
-        await h.client.hook("note").trigger(minutes, process_at=now - timedelta(minutes=minutes))
+        await h.client.hook("note").trigger(minutes, process_at=now + timedelta(minutes=minutes))
+    await h.advance("10 minutes")
 
     async with Worker(h.client, hooks=[note.hook], max_tasks=1):
         await note.reached(5)
 
-    assert note.payloads == [5, 4, 3, 2, 1]
+    assert note.payloads == [1, 2, 3, 4, 5]
 
 
 async def test_an_execution_that_takes_too_long_has_failed(harness: StartHarness) -> None:
