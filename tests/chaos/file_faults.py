@@ -117,7 +117,7 @@ class SecondServer(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Respawn(Kind):
-    """Workers that die by themselves are expected to, and started again."""
+    """Workers that die by themselves are started again."""
 
     leases: float = 10.0
 
@@ -130,5 +130,4 @@ class Respawn(Kind):
                     one = site.processes[name]
                     if not one.alive:
                         await one.start()
-                    one.expect_exit()
                 await asyncio.sleep(0.1)

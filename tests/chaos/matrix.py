@@ -81,6 +81,7 @@ PROCESSES = (
     Scenario(
         "poison",
         "a step that kills its worker, every time",
+        Topology(mortal=True),
         workload=Workload(instances=100, seconds=20.0, poison=12),
         schedule=(Cycle((Respawn("F88", 15.0),), every=-0.1),),
         overlaps={"takeovers": 10},

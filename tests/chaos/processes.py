@@ -32,6 +32,8 @@ class Running:
     environment: dict[str, str] = field(default_factory=dict)
     ready: str = ""
     """A line of its output says that it serves."""
+    mortal: bool = False
+    """It may end by itself."""
     process: asyncio.subprocess.Process | None = None
     starts: int = 0
     frozen: bool = False
@@ -133,7 +135,7 @@ class Running:
 
     async def _watch(self, process: asyncio.subprocess.Process) -> None:
         code = await process.wait()
-        self.recorder.record(Exit(f"{self.name}-{self.starts - 1}", code, self._ordered, now_ns()))
+        self.recorder.record(Exit(f"{self.name}-{self.starts - 1}", code, self._ordered or self.mortal, now_ns()))
 
 
 def python(module: str, config: dict[str, Any]) -> list[str]:

@@ -40,6 +40,8 @@ class Topology:
     """More flags for servers."""
     environment: dict[str, dict[str, str]] = field(default_factory=dict)
     """Variables of processes, by the beginning of their names."""
+    mortal: bool = False
+    """Workers may die by themselves: what they execute kills them."""
     disk_mib: int = 0
     """The SQLite file lies on a disk of this size. 0: wherever the records are."""
 
@@ -122,7 +124,8 @@ class Site:
         for beginning, variables in self.topology.environment.items():
             if name.startswith(beginning):
                 environment |= variables
-        self.processes[name] = Running(name, command, self.folder, self.recorder, environment, ready)
+        mortal = self.topology.mortal and name.startswith("worker")
+        self.processes[name] = Running(name, command, self.folder, self.recorder, environment, ready, mortal=mortal)
 
     def _proxied(self) -> list[dict[str, Any]]:
         def upstream(link: str) -> str:
