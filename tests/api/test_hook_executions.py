@@ -6,10 +6,11 @@ import pytest
 
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import BACKOFF_CONSTANT, BACKOFF_LINEAR, RetryPolicy
+from stepwell_server.engine.loops import sweep
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.frames import raised, returned, seconds, suspend
-from tests.support.servers import Served, start_in_process
+from tests.support.servers import Served, StartServer, start_in_process
 from tests.support.triggers import Triggers, at, item, retry, status_of
 from tests.support.workers import HandWorker, UnaryWorker, grant, held
 
@@ -34,6 +35,13 @@ async def worker(hire: Hire) -> HandWorker:
 async def frozen_worker(hire_at: Hire, still: Served) -> HandWorker:
     """A worker that hosts the hook "note", where time stands still."""
     return await hire_at(still, hooks=("note",), credit=99)
+
+
+@pytest.fixture
+async def lossy(start_server: StartServer, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Served:
+    """A server that gives broken streams no grace, and time enough to all others."""
+    monkeypatch.setattr(sweep, "INTERVAL", 0.05)
+    return await start_server(database_url, leases={"lease": 3, "ack_window": 3, "reconnect_grace": 0})
 
 
 # ---- outcomes
@@ -255,14 +263,14 @@ async def test_a_handler_can_say_that_trying_again_is_pointless(triggers: Trigge
 # ---- workers that are lost
 
 
-async def test_a_worker_that_is_lost_has_had_its_attempt(brisk: Served, hire_at: Hire) -> None:
-    triggers, doomed = Triggers(brisk.channel), await hire_at(brisk, hooks=("note",))
+async def test_a_worker_that_is_lost_has_had_its_attempt(lossy: Served, hire_at: Hire) -> None:
+    triggers, doomed = Triggers(lossy.channel), await hire_at(lossy, hooks=("note",))
     await triggers.trigger("one", retry=retry(2))
     lost = await doomed.take()
     await doomed.beat(lost)
     await doomed.break_off()
 
-    job = await (await hire_at(brisk, hooks=("note",))).take()
+    job = await (await hire_at(lossy, hooks=("note",))).take()
 
     assert (job.hook.attempt, job.task.reason) == (2, pb.TASK_REASON_TAKEOVER)
     assert job.hook.idempotency_key == lost.hook.idempotency_key
@@ -282,17 +290,17 @@ async def test_a_task_that_nobody_acknowledged_is_no_attempt(brisk: Served, hire
     assert (await job.tell(returned())).released
 
 
-async def test_a_hook_that_kills_every_worker_fails_without_another_execution(brisk: Served, hire_at: Hire) -> None:
-    triggers = Triggers(brisk.channel)
+async def test_a_hook_that_kills_every_worker_fails_without_another_execution(lossy: Served, hire_at: Hire) -> None:
+    triggers = Triggers(lossy.channel)
     await triggers.trigger("one", retry=retry(2))
     for attempt in (1, 2):
-        doomed = await hire_at(brisk, hooks=("note",))
+        doomed = await hire_at(lossy, hooks=("note",))
         lost = await doomed.take()
         assert lost.hook.attempt == attempt
         await doomed.beat(lost)
         await doomed.break_off()
 
-    survivor = await hire_at(brisk, hooks=("note",))
+    survivor = await hire_at(lossy, hooks=("note",))
     hook = await triggers.until("one", "FAILED")
 
     assert (hook.attempts, hook.failure.message) == (2, "JOB_MAX_ATTEMPTS_EXCEEDED")
@@ -303,11 +311,11 @@ async def test_a_hook_that_kills_every_worker_fails_without_another_execution(br
     assert (await survivor.take()).task.key == "two"  # its credit was not used up
 
 
-async def test_what_a_lost_worker_says_after_the_last_attempt_is_stale(brisk: Served, hire_at: Hire) -> None:
-    triggers, doomed = Triggers(brisk.channel), await hire_at(brisk, hooks=("note",))
+async def test_what_a_lost_worker_says_after_the_last_attempt_is_stale(lossy: Served, hire_at: Hire) -> None:
+    triggers, doomed = Triggers(lossy.channel), await hire_at(lossy, hooks=("note",))
     await triggers.trigger("one", retry=retry(1))
     lost = await doomed.take()
-    await hire_at(brisk, hooks=("note",))
+    await hire_at(lossy, hooks=("note",))
     await triggers.until("one", "FAILED")  # it has sent no heartbeat
 
     await lost.send(returned())
@@ -422,72 +430,3 @@ async def test_a_hook_can_be_executed_call_by_call(server: Served, triggers: Tri
     assert (second.task.hook.attempt, second.task.hook.idempotency_key) == (2, first.task.hook.idempotency_key)
     assert await triggers.status("one") == "COMPLETED"
     assert (await refusal(unary.commit(first, returned(number=2)))).reason == "LEASE_LOST"
-
-
-# ---- names
-
-
-async def test_a_name_that_nobody_ever_hosted_waits_a_day_and_then_fails_by_its_policy(
-    frozen: Triggers, still: Served
-) -> None:
-    await frozen.trigger("one", "nobody", retry=retry(2, delay=60))
-    await frozen.trigger("young", "nobody", process_at=await frozen.now() + 3600)
-    await frozen.advance(DAY - 1)
-    await still.app._sweep.once()
-    assert (await frozen.get("one")).attempts == 0
-
-    await frozen.advance(1)
-    await still.app._sweep.once()
-    hook = await frozen.get("one")
-    assert (status_of(hook), hook.attempts, hook.failure.name) == ("PENDING", 1, "HOOK_HANDLER_NOT_FOUND")
-    assert "nobody" in hook.failure.message
-    assert at(hook.next_attempt_at) == await frozen.now() + 60
-    await frozen.advance(60)
-    await still.app._sweep.once()
-
-    hook = await frozen.get("one")
-    assert (status_of(hook), hook.attempts) == ("FAILED", 2)
-    assert (await frozen.status("young"), (await frozen.get("young")).attempts) == ("PENDING", 0)
-
-
-async def test_a_time_in_the_past_does_not_make_a_name_unknown_for_longer(frozen: Triggers, still: Served) -> None:
-    await frozen.trigger("one", "nobody", process_at=await frozen.now() - 2 * DAY)
-
-    await still.app._sweep.once()
-
-    assert (await frozen.get("one")).attempts == 0
-
-
-async def test_a_name_whose_workers_are_away_just_waits(frozen: Triggers, still: Served, hire_at: Hire) -> None:
-    await (await hire_at(still, hooks=("note",), credit=0)).goodbye()
-    await frozen.trigger("one")
-
-    await frozen.advance(30 * DAY)
-    await still.app._sweep.once()
-
-    assert (await frozen.status("one"), (await frozen.get("one")).attempts) == ("PENDING", 0)
-    assert (await (await hire_at(still, hooks=("note",))).take()).hook.attempt == 1
-
-
-async def test_a_worker_gets_only_hooks_of_its_namespace_and_names(
-    server: Served, triggers: Triggers, hire: Hire
-) -> None:
-    worker = await hire(hooks=("note",), credit=9)
-    await triggers.trigger("other", "ring")
-    await triggers.trigger("mine")
-
-    assert (await worker.take()).task.key == "mine"
-    await worker.beat()
-    assert not worker.has("task")
-
-
-@pytest.mark.parametrize("name", ["", "-note", "n" * 65])
-async def test_a_name_that_cannot_be_is_not_hosted(hire: Hire, name: str) -> None:
-    worker = await hire(connect=False, hooks=(name,))
-    worker.open()
-    await worker.say(pb.WorkerFrame(hello=worker.hello()))
-
-    end = await worker.until_over()
-
-    assert end is not None
-    assert end.reason == "INVALID_HOOK_NAME"

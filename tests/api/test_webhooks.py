@@ -334,7 +334,7 @@ async def test_a_slow_target_delays_no_other(hooks: Triggers, receiver: Receiver
 async def test_a_delivery_whose_replica_was_lost_is_made_again_by_another(
     start_server: StartServer, delivering: dict[str, Any], database_url: str, receiver: Receiver, url: str
 ) -> None:
-    delivering |= {"leases": {"lease": 1, "ack_window": 1}}
+    delivering |= {"leases": {"lease": 3, "ack_window": 3}}
     receiver.answer = gate = Gate(http(200))
     async with start_in_process(database_url, **delivering) as lost:
         hooks = Triggers(lost.channel)

@@ -15,14 +15,12 @@ from stepwell_server.app import open_database
 from stepwell_server.domain.errors import DatabaseUnavailable, ServerBusy
 from stepwell_server.domain.tasks import NewTask, Task, Verdict
 from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.loops.sweep import Sweep
 from stepwell_server.storage import migrate, requests
 from stepwell_server.storage.database import Database, Tx
-from stepwell_server.storage.hints import NoHints
 from stepwell_server.storage.requests import RequestKey
 from tests.support.postgres import OwnPostgres, own_postgres
 from tests.support.servers import start_process
-from tests.support.spine import ANNA, ORDER, Spine, running
+from tests.support.spine import ANNA, ORDER, Spine, running, sweep_of
 
 CRASHES = 10
 WRITERS = 8
@@ -64,7 +62,7 @@ class Load:
             await asyncio.sleep(0.05)
 
     async def sweep(self) -> None:
-        sweep = Sweep(self.spine.engine(), NoHints(), _ignore)
+        sweep = sweep_of(self.spine.engine())
         while not self.stop.is_set():
             await sweep.once()
             await asyncio.sleep(0.05)
@@ -76,10 +74,6 @@ class Load:
             except (DatabaseUnavailable, ServerBusy) as error:
                 self.failed[error.reason] += 1
                 await asyncio.sleep(0.01)
-
-
-async def _ignore(reachable: bool) -> None:
-    """Nobody asks."""
 
 
 def effect(tx: Tx, request_id: str) -> str:

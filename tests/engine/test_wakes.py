@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 
@@ -15,20 +16,18 @@ from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
 from stepwell_server.engine.loops.relay_hints import HintRelay
-from stepwell_server.engine.loops.sweep import Sweep
+from stepwell_server.engine.wakes import DatabaseTime, WakeBus
 from stepwell_server.storage import handlers
+from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.hints import Hint, Hints, NoHints, PostgresqlHints
-from tests.support.spine import ANNA, ORDER, Spine
+from stepwell_server.storage.tasks import Stamp
+from tests.support.spine import ANNA, ORDER, Spine, held, sweep_of
 
 OTHER = Handler("default", TaskKind.WORKFLOW, "other")
 
 
 def everything(handler: Handler) -> bool:
     return True
-
-
-async def nobody(reachable: bool) -> None:
-    """Reports go nowhere."""
 
 
 @dataclass
@@ -42,7 +41,7 @@ class Replica:
         engine = self.spine.engine()
         self.bus = engine.bus
         self.relay = HintRelay(self.hints)
-        self.sweep = Sweep(engine, self.hints, nobody)
+        self.sweep = sweep_of(engine, self.hints)
         self.spine.committer.on_commit = self._committed
 
     def _committed(self, committed: Committed) -> None:
@@ -164,13 +163,17 @@ async def test_a_timer_fires_by_the_databases_time_and_hears_of_earlier_work(rep
 
 async def test_a_thousand_subscribers_ask_nothing(replica: Replica) -> None:
     statements: list[str] = []
-    held = [asyncio.create_task(replica.until(lambda: replica.lapses_at() is not None)) for _ in range(1000)]
+
+    def is_over() -> bool:
+        return replica.lapses_at() is not None and replica.due_at() is None
+
+    told = [asyncio.create_task(replica.until(is_over)) for _ in range(1000)]
     await asyncio.sleep(0)
 
     with replica.spine.db.failpoints.install(statements.append):
         await replica.spine.schedule()
         await replica.spine.claim_one()
-        await asyncio.gather(*held)  # which only the database can tell
+        await asyncio.gather(*told)  # which only the database can tell
 
     refreshes = [one for one in statements if one == "after-commit/refresh-wakes"]
     assert 1 <= len(refreshes) <= 3
@@ -250,3 +253,103 @@ async def test_a_ping_that_does_not_come_back_shows(postgres_url: str, monkeypat
     listening.cancel()
     with suppress(asyncio.CancelledError):
         await listening
+
+
+# ---- what is believed, and when
+
+
+def bus() -> WakeBus:
+    return WakeBus(DatabaseTime(virtual=False))
+
+
+def due_order(due_at: int | None, **more: Any) -> HandlerWake:
+    return HandlerWake(ORDER, due_at, None, **more)
+
+
+def committed(**what: Any) -> Committed:
+    return Committed(frozenset([ORDER]), Stamp(0, 0), **what)
+
+
+async def test_an_answer_that_was_asked_for_before_a_commit_does_not_undo_it() -> None:
+    """Sweeps, questions of dispatchers and of the bus itself overlap with commits all the time."""
+    one = bus()
+    asked = one.mark()
+    one.learn(committed(due={ORDER: 5}))
+    assert await one.take_noted() == [ORDER]  # another question is under way already
+
+    one.refresh([due_order(9)], Stamp(0, 0), asked)
+    assert one.due_at(ORDER) == 5
+
+    one.refresh([due_order(9)], Stamp(0, 0), one.mark())
+    assert one.due_at(ORDER) == 9
+
+
+async def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
+    one = bus()
+    early = one.mark()
+    one.note([ORDER])
+    one.refresh([due_order(None)], Stamp(0, 0), one.mark())
+
+    one.refresh([due_order(5)], Stamp(0, 0), early)
+
+    assert one.due_at(ORDER) is None
+
+
+async def test_what_a_claim_saw_does_not_undo_a_commit_that_it_did_not_see() -> None:
+    one = bus()
+    began = one.mark()
+    one.learn(committed(due={ORDER: 5}))
+
+    one.learn(committed(wakes=(due_order(None),), mark=began))
+    assert one.due_at(ORDER) == 5
+
+    one.learn(committed(wakes=(due_order(None),), mark=one.mark()))
+    assert one.due_at(ORDER) is None
+
+
+async def test_what_a_group_made_due_and_claimed_itself_is_not_due() -> None:
+    one = bus()
+
+    one.learn(committed(due={ORDER: 5}, wakes=(due_order(None),), mark=one.mark()))
+
+    assert one.due_at(ORDER) is None
+
+
+async def test_a_lease_that_ends_sooner_is_known_with_its_commit(spine: Spine) -> None:
+    here = Replica(spine)
+    await spine.schedule()
+    task = await spine.claim_one()
+    await spine.renew(task)
+    await here.sweep.once()
+    asked_nothing = here.bus.mark()
+
+    await spine.submit(calls.Shorten(held=held(task), owner=ANNA, times=spine.times))
+
+    stored = await spine.read(task.id)
+    assert stored is not None and here.lapses_at() == stored.locked_until
+    assert here.bus.mark() > asked_nothing
+
+
+async def test_what_a_full_handler_held_back_is_due_with_the_commit_that_makes_room(spine: Spine) -> None:
+    here = Replica(spine)
+    await spine.schedule("held")
+    await spine.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=1))
+    task = await spine.claim_one()
+    waiting = await spine.schedule("waiting")
+    await here.sweep.once()
+    assert here.due_at() is None
+
+    await spine.finish(task)
+
+    assert here.due_at() == waiting.run_at
+
+
+async def test_who_serves_is_news() -> None:
+    one = bus()
+    before = one.number
+
+    one.serve(frozenset([ORDER]))
+    assert one.number == before + 1
+
+    one.serve(frozenset([ORDER]))
+    assert one.number == before + 1

@@ -69,9 +69,9 @@ def wait_for(name: str, event_type: str, timeout: float = 3600, *, number: int =
     return pb.WorkerFrame(wait=pb.Wait(name=name, event=until), number=number)
 
 
-def suspend(*, cached: bool = False, number: int = 0) -> pb.WorkerFrame:
+def suspend(*, cached: bool = False, yields: bool = False, number: int = 0) -> pb.WorkerFrame:
     """Nothing is executing."""
-    return pb.WorkerFrame(suspend=pb.Suspend(cached=cached), number=number)
+    return pb.WorkerFrame(suspend=pb.Suspend(cached=cached, yields=yields), number=number)
 
 
 def finish(json: str = "null", *, number: int = 0) -> pb.WorkerFrame:

@@ -162,13 +162,13 @@ class Engine:
         rules = RunRules(times=self.times, timeout_margin=0, namespaces=registry.namespaces)
         self.bus = WakeBus(DatabaseTime(virtual=True))
         self.watches = Watches(self.db)
-        self.committer = Committer(self.db, rules, self._announce)
+        self.committer = Committer(self.db, rules, self._announce, self.bus.mark)
         self.dispatcher = Dispatcher(self.committer, self.bus, embedded=True)
         self.spine = Spine(self.db, self.committer, self.bus, self.dispatcher, registry, self._announce)
         tokens = PageTokens(b"k" * 32)
         self.workers = Workers(self.spine, tokens, "replica")
         self.workflows = Workflows(self.spine, Intake(self.spine), self.watches, tokens)
-        self._sweep = Sweep(self.spine, NoHints(), _nobody_cares)
+        self._sweep = Sweep(self.spine, NoHints(), _nobody_cares, self.workers)
 
     def _announce(self, committed: Committed) -> None:
         self.committed.append(committed)

@@ -10,10 +10,11 @@ from typing import Any
 
 from sqlalchemy import select, update
 
+from stepwell_server.domain.executions import OpenStep, dump_open
 from stepwell_server.domain.leases import Held, LeaseTimes, Owner
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.retry import StepPolicy
-from stepwell_server.domain.runs import OpenStep, RunRules, dump_open
+from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
 from stepwell_server.domain.times import SECOND
 from stepwell_server.engine import tasks as calls
@@ -21,13 +22,17 @@ from stepwell_server.engine.claims import Claimed, Seat
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Dispatcher
 from stepwell_server.engine.groups import Committed, HotCall
+from stepwell_server.engine.loops.sweep import Sweep
 from stepwell_server.engine.registry import Registry
 from stepwell_server.engine.spine import Spine as EngineSpine
 from stepwell_server.engine.tasks import Answer
 from stepwell_server.engine.wakes import DatabaseTime, WakeBus
+from stepwell_server.engine.workers import Workers
 from stepwell_server.storage import handlers, leases
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Tx
+from stepwell_server.storage.hints import Hints, NoHints
+from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.schema import lease_clock, workflow_steps
 from stepwell_server.storage.schema import tasks as table
 
@@ -60,6 +65,7 @@ class Spine:
         bus = WakeBus(DatabaseTime(virtual=False))
         dispatcher = Dispatcher(self.committer, bus, embedded=False)
         self.committer.on_commit = bus.learn
+        self.committer.mark = bus.mark
         return EngineSpine(self.db, self.committer, bus, dispatcher, Registry(self.db, Limits()), bus.learn)
 
     async def register(self, *hosted: Handler) -> None:
@@ -139,6 +145,15 @@ class Spine:
     async def rows(self) -> list[Any]:
         """Every row of the table."""
         return await self.db.run_tx(lambda tx: list(tx.execute(select(table).order_by(table.c.id))))
+
+
+def sweep_of(engine: EngineSpine, hints: Hints | None = None) -> Sweep:
+    """The sweep of a replica to which no worker is connected; whom it reports to does not care."""
+    return Sweep(engine, hints or NoHints(), _nobody_cares, Workers(engine, PageTokens(b"k" * 32), "replica"))
+
+
+async def _nobody_cares(reachable: bool) -> None:
+    pass
 
 
 @asynccontextmanager

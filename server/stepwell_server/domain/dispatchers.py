@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepwell_server.domain.errors import InvalidField
+from stepwell_server.domain.names import NAME_LENGTH
 from stepwell_server.domain.tasks import Handler, TaskKind
 from stepwell_server.domain.times import Micros
 
@@ -22,9 +23,11 @@ class WakeFilter:
     """None: all."""
 
     def check(self) -> None:
-        """Refuse more names than can be looked for."""
+        """Refuse more names than can be looked for, and what cannot be one."""
         if len(self.names) > MOST_NAMES:
             raise InvalidField(f"at most {MOST_NAMES} names can be given", field="names", limit=MOST_NAMES)
+        if not all(name.isascii() and len(name) <= NAME_LENGTH for name in self.names):
+            raise InvalidField(f"a name has at most {NAME_LENGTH} ASCII characters", field="names", limit=NAME_LENGTH)
 
     def matches(self, handler: Handler) -> bool:
         """Whether tasks of this handler count."""

@@ -11,8 +11,8 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field
+from copy import copy
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import structlog
@@ -60,6 +60,8 @@ class Committer:
     db: Database
     rules: RunRules
     on_commit: Callable[[Committed], None]
+    mark: Callable[[], int] = int
+    """What the wake bus has noted, to be asked before a transaction begins."""
     _inbox: deque[_Waiting] = field(default_factory=deque)
     _bytes: int = 0
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -123,15 +125,19 @@ class Committer:
 
     async def _commit(self, group: Sequence[_Waiting]) -> list[_Waiting]:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""
-        calls = [waiting.call for waiting in group]
         try:
-            result = await self.db.run_tx(lambda tx: run_group(tx, calls, self.rules, waiting=False), _HOT)
+            result = await self._run([waiting.call for waiting in group], _HOT)
         except Exception as error:
             if len(group) > 1 and (isinstance(error, Conflict) or not isinstance(error, StepwellError)):
                 return await self._commit_halves(group)
             self._fail(group, error)
             return []
         return self._answer(group, result)
+
+    async def _run(self, calls: Sequence[HotCall], options: TxOptions) -> GroupResult:
+        mark, waiting = self.mark(), options is _SLOW
+        result = await self.db.run_tx(lambda tx: run_group(tx, calls, self.rules, waiting=waiting), options)
+        return replace(result, committed=replace(result.committed, mark=mark))
 
     async def _commit_halves(self, group: Sequence[_Waiting]) -> list[_Waiting]:
         """Commit one half, then the other without calls that must wait behind an undecided one of the first."""
@@ -172,7 +178,7 @@ class Committer:
         """Decide one call in a transaction of its own that may wait for the lock."""
         try:
             async with self._lane:
-                result = await self.db.run_tx(lambda tx: run_group(tx, [waiting.call], self.rules, waiting=True), _SLOW)
+                result = await self._run([waiting.call], _SLOW)
             _settle(waiting, result.answers[0])
             self.on_commit(result.committed)
         except Conflict:
@@ -190,14 +196,21 @@ class Committer:
             log.error("hot_call_failed", calls=len(group), exc_info=error)
             refusal = Internal("internal error; the server's log has it")
         for waiting in group:
-            _settle(waiting, refusal)
+            _settle(waiting, _own(refusal))
+
+
+def _own(refusal: Exception) -> Exception:
+    """The refusal, for one caller alone: an exception that many raise gathers all their tracebacks."""
+    own = copy(refusal)
+    own.__cause__ = refusal.__cause__
+    return own
 
 
 def _settle(waiting: _Waiting, answer: Any) -> None:
     if waiting.answer.done():
         return  # its caller has gone; what was committed stays committed
     if isinstance(answer, Exception):
-        with suppress(asyncio.InvalidStateError):
-            waiting.answer.set_exception(answer)
+        waiting.answer.set_exception(answer)
+        waiting.answer.exception()  # whoever cares hears of it; that nobody is left to do so is no error of ours
     else:
         waiting.answer.set_result(answer)

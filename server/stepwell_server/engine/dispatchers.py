@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from stepwell_server.domain.dispatchers import ProcessOrder, Wake, WakeFilter
 from stepwell_server.domain.errors import DurationOutOfRange, ProcessDisabled
@@ -74,12 +74,13 @@ class Dispatchers:
 
         def work(tx: Tx) -> tuple[list[HandlerWake], set[Handler], Stamp]:
             found = handlers.next_wakes_in(tx, wanted.namespace)
-            return found, set(sessions.count_by_handler(tx, wanted.namespace)), tasks.stamp(tx)
+            return found, sessions.served(tx, wanted.namespace), tasks.stamp(tx)
 
-        found, served, at = await self._spine.db.run_tx(work, READ)
         bus = self._spine.bus
-        bus.refresh([one.handler for one in found], found, at)
-        bus.served = {one for one in bus.served if one.namespace != wanted.namespace} | served
+        mark = bus.mark()
+        found, served, at = await self._spine.db.run_tx(work, READ)
+        bus.refresh(found, at, mark)
+        bus.serve(frozenset(one for one in bus.served if one.namespace != wanted.namespace) | served)
         return self._current(wanted)
 
     def _current(self, wanted: WakeFilter) -> Wake:
@@ -104,7 +105,7 @@ class Dispatchers:
         try:
             while True:
                 changed = feed.changed
-                yield feed.wake
+                yield replace(feed.wake, now=self._spine.bus.time.now())  # who sleeps until then counts from now
                 with suppress(TimeoutError):
                     async with asyncio.timeout(keepalive):
                         await changed.wait()
@@ -116,9 +117,17 @@ class Dispatchers:
 
     async def _feed(self, wanted: WakeFilter, feed: _Feed) -> None:
         while True:
-            await self._spine.bus.changed_since(feed.wake.number)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._until_due(wanted)):
+                    await self._spine.bus.changed_since(feed.wake.number)
             await asyncio.sleep(CONFLATED)
             feed.publish(self._current(wanted))
+
+    def _until_due(self, wanted: WakeFilter) -> float | None:
+        """Seconds until something becomes due by itself, which may have nobody to serve it. None: nothing does."""
+        time = self._spine.bus.time
+        due_at = self._spine.bus.next_after(wanted.matches, time.now())
+        return None if due_at is None or time.virtual else (due_at - time.now()) / SECOND
 
     def drain(self) -> None:
         """Tell everybody that the replica goes away."""

@@ -140,9 +140,15 @@ class Committed:
     touched: frozenset[Handler]
     at: Stamp
     due: Mapping[Handler, Micros] = field(default_factory=dict)
-    """When tasks that the group made pending are due, the earliest of each handler."""
+    """When tasks that were made pending are due, the earliest of each handler."""
+    lapses: Mapping[Handler, Micros] = field(default_factory=dict)
+    """When leases that were given or changed end, the earliest of each handler."""
+    freed: frozenset[Handler] = frozenset()
+    """Handlers of which something is no longer held: another task may take its place."""
     wakes: tuple[HandlerWake, ...] = ()
     """What claims learnt about handlers that had nothing more to give."""
+    mark: int = 0
+    """What was noted on the wake bus before claims could look."""
     runs: frozenset[int] = frozenset()
     """Instances that changed, or whose steps or events did."""
     statuses: frozenset[int] = frozenset()
@@ -244,13 +250,23 @@ def _write(tx: Tx, group: Group) -> None:
 def _committed(group: Group) -> Committed:
     gone = [group.locked[one] for one in group.removed]
     claimed = [one.task for late in group.claims for one in late.claimed.handed]
-    written = [*group.changed.values(), *group.inserted.values()]
+    written = [*group.changed.values(), *group.inserted.values(), *claimed]
     told = {task.id for task in group.changed.values() if _must_look(task)}
     wakes = tuple(wake for late in group.claims for wake in late.claimed.wakes)
-    committed = committed_by(written, [*gone, *claimed], group.at, told, wakes)
+    committed = committed_by(written, gone, group.at, told, wakes)
     moved = changed_statuses(group.locked, group.changed.values())
     unmoved = group.changed.keys() - moved.keys()
-    return replace(committed, statuses=committed.runs - unmoved, ended=group.runs.ended)
+    return replace(committed, freed=_freed(group), statuses=committed.runs - unmoved, ended=group.runs.ended)
+
+
+def _freed(group: Group) -> frozenset[Handler]:
+    """Handlers of tasks that were held before the group and are not after it."""
+    after = ((before, group.task(before.id)) for before in group.locked.values())
+    return frozenset(
+        before.handler
+        for before, task in after
+        if before.status is TaskStatus.PROCESSING and (task is None or task.status is not TaskStatus.PROCESSING)
+    )
 
 
 def committed_by(
@@ -260,27 +276,27 @@ def committed_by(
     told: Iterable[int] = (),
     wakes: tuple[HandlerWake, ...] = (),
 ) -> Committed:
-    """What a transaction changed that wrote these tasks, and removed or claimed the others."""
+    """What a transaction changed that wrote these tasks, and removed the others."""
     everything = [*written, *others]
     runs = frozenset(task.id for task in everything if task.handler.kind is TaskKind.WORKFLOW)
     return Committed(
         frozenset(task.handler for task in everything),
         at,
-        _earliest_due(written),
-        wakes,
-        runs,
-        runs,
-        frozenset(told),
+        due=_earliest((task.handler, task.run_at) for task in written if task.status is TaskStatus.PENDING),
+        lapses=_earliest((task.handler, task.locked_until) for task in written if task.locked_until is not None),
+        wakes=wakes,
+        runs=runs,
+        statuses=runs,
+        told=frozenset(told),
     )
 
 
-def _earliest_due(tasks: Iterable[Task]) -> dict[Handler, Micros]:
-    """When the first of these tasks of each handler is due."""
-    due: dict[Handler, Micros] = {}
-    for task in tasks:
-        if task.status is TaskStatus.PENDING:
-            due[task.handler] = min(task.run_at, due.get(task.handler, task.run_at))
-    return due
+def _earliest(times: Iterable[tuple[Handler, Micros]]) -> dict[Handler, Micros]:
+    """The first of these times of each handler."""
+    first: dict[Handler, Micros] = {}
+    for handler, at in times:
+        first[handler] = min(at, first.get(handler, at))
+    return first
 
 
 def _must_look(task: Task) -> bool:

@@ -68,9 +68,14 @@ class WakeBus:
         """Grows with every change that this replica has seen."""
         self.registered: set[Handler] = set()
         """Handlers that somebody hosts or that have a target, as far as is known."""
-        self.served: set[Handler] = set()
+        self.served: frozenset[Handler] = frozenset()
         """Handlers that workers connected to any replica host, as far as is known."""
         self._wakes: dict[Handler, HandlerWake] = {}
+        self._read_at: dict[Handler, int] = {}
+        """How much was noted when the question began that a wake answers."""
+        self._notes = 0
+        self._noted_at: dict[Handler | None, int] = {}
+        """The last note about each handler; of None: about all."""
         self._noted: set[Handler] = set()
         self._all_noted = False
         self._noted_any = asyncio.Event()
@@ -78,12 +83,20 @@ class WakeBus:
 
     def note(self, handlers: Iterable[Handler] | None) -> None:
         """These handlers' next wakes may have changed; None: any may have."""
+        self._notes += 1
         if handlers is None:
             self._all_noted = True
+            self._noted_at[None] = self._notes
         else:
-            self._noted.update(handlers)
+            named = set(handlers)
+            self._noted |= named
+            self._noted_at.update(dict.fromkeys(named, self._notes))
         if self._all_noted or self._noted:
             self._noted_any.set()
+
+    def mark(self) -> int:
+        """To be taken before the database is asked: its answer knows nothing of what is noted from now on."""
+        return self._notes
 
     async def take_noted(self) -> Sequence[Handler] | None:
         """Wait until something was noted, and take it all; None: ask for everything."""
@@ -93,34 +106,72 @@ class WakeBus:
         self._all_noted, self._noted = False, set()
         return taken
 
-    def refresh(self, asked: Sequence[Handler] | None, found: Iterable[HandlerWake], at: Stamp) -> None:
-        """Take over what the database said about these handlers, and wake subscribers if it is news."""
+    def refresh(self, found: Iterable[HandlerWake], at: Stamp, mark: int) -> None:
+        """Take over what the database said after the mark was taken, and wake subscribers if it is news."""
         moved = self._observe(at)
-        before = dict(self._wakes)
-        if asked is None:
-            self._wakes.clear()
-        for one in found:
-            if one.is_registered:
-                self.registered.add(one.handler)
-            else:
-                self.registered.discard(one.handler)
-            newer = before.get(one.handler) if one.handler in self._noted else None
-            self._wakes[one.handler] = one if newer is None else _sooner(one, newer.due_at)
-        if moved or self._wakes != before:
+        if self._take_over(found, mark) or moved:
             self._tell()
 
     def learn(self, committed: Committed) -> None:
         """Take over what one of our own commits says: sooner times at once, all else when the database is asked."""
         moved = self._observe(committed.at)
-        before = dict(self._wakes)
-        for handler, due_at in committed.due.items():
+        is_news = self._take_over(committed.wakes, committed.mark)
+        claimed = {wake.handler for wake in committed.wakes}  # read after the group was written: they know its tasks
+        for handler in (committed.due.keys() | committed.lapses.keys() | committed.freed) - claimed:
             known = self._wakes.get(handler, HandlerWake(handler, None, None))
-            self._wakes[handler] = _sooner(known, due_at)
-        self._wakes.update({wake.handler: wake for wake in committed.wakes})
-        if moved or self._wakes != before:
+            freed = known.held_back if handler in committed.freed else None
+            sooner = replace(
+                known,
+                due_at=_sooner(_sooner(known.due_at, committed.due.get(handler)), freed),
+                lapses_at=_sooner(known.lapses_at, committed.lapses.get(handler)),
+            )
+            is_news |= self._put(sooner)
+        if is_news or moved:
             self._tell()
-        self.note(committed.touched)
-        self.note([wake.handler for wake in committed.wakes])  # what a claim saw may be over by the time it commits
+        self.note(committed.touched | claimed)  # what a claim saw may be over by the time it commits
+
+    def _take_over(self, found: Iterable[HandlerWake], mark: int) -> bool:
+        """Believe what was read after a mark, unless a later answer is known. Whether it is news.
+
+        What was noted since is not in it: then of what is known and what was read the sooner counts, until the database
+        has been asked again.
+        """
+        is_news = False
+        for one in found:
+            if one.is_registered:
+                self.registered.add(one.handler)
+            else:
+                self.registered.discard(one.handler)
+            if self._read_at.get(one.handler, 0) > mark:
+                continue
+            self._read_at[one.handler] = mark
+            known = self._wakes.get(one.handler)
+            if known is not None and self._is_noted_since(one.handler, mark):
+                one = replace(
+                    one,
+                    due_at=_sooner(one.due_at, known.due_at),
+                    lapses_at=_sooner(one.lapses_at, known.lapses_at),
+                )
+            is_news |= self._put(one)
+        return is_news
+
+    def _is_noted_since(self, handler: Handler, mark: int) -> bool:
+        return max(self._noted_at.get(handler, 0), self._noted_at.get(None, 0)) > mark
+
+    def _put(self, wake: HandlerWake) -> bool:
+        is_news = self._wakes.get(wake.handler) != wake
+        self._wakes[wake.handler] = wake
+        return is_news
+
+    def serve(self, served: frozenset[Handler]) -> None:
+        """These handlers have connected workers, on whatever replica."""
+        if served != self.served:
+            self.served = served
+            self._tell()
+
+    def workers_changed(self) -> None:
+        """A worker came to this replica, or left it: what is unserved may be other work now."""
+        self._tell()
 
     def clock_moved(self, at: Stamp) -> None:
         """A virtual clock was moved: whoever waits for a time looks again."""
@@ -159,6 +210,11 @@ class WakeBus:
         due = [(handler, at) for handler, at in since.items() if at <= now and match(handler)]
         return sorted(due, key=lambda one: one[1])
 
+    def next_after(self, match: Match, instant: Micros) -> Micros | None:
+        """The first time after an instant at which something that matches becomes due."""
+        due = [one.due_at for one in self._wakes.values() if one.due_at is not None and match(one.handler)]
+        return min((at for at in due if at > instant), default=None)
+
     async def changed_since(self, number: int) -> None:
         """Return once the number is another."""
         while self.number == number:
@@ -178,7 +234,8 @@ class WakeBus:
                 continue
 
 
-def _sooner(wake: HandlerWake, due_at: Micros | None) -> HandlerWake:
-    if due_at is None or (wake.due_at is not None and wake.due_at <= due_at):
-        return wake
-    return replace(wake, due_at=due_at)
+def _sooner(one: Micros | None, other: Micros | None) -> Micros | None:
+    """The earlier of two times; None is never."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)

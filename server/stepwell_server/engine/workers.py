@@ -43,7 +43,7 @@ from stepwell_server.engine.tasks import Answer, Claim, Renew
 from stepwell_server.storage import handlers, hooks, namespaces, requests, sessions, workflows
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage import tasks as store
-from stepwell_server.storage.database import READ, Tx, TxOptions
+from stepwell_server.storage.database import READ, Tx
 from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.requests import RequestKey
 from stepwell_server.storage.sessions import Session
@@ -61,7 +61,6 @@ SHOWN_HANDLERS = 20_000
 
 log = structlog.get_logger()
 
-_CONFIRM = TxOptions(label="confirm-sessions", attempts=1, reserved=True)
 _SESSION_ID = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)
 
 
@@ -126,6 +125,7 @@ class Workers:
         connection_number, kept, returned, at = await self._spine.db.run_tx(lambda tx: self._meet(tx, session, hello))
         committed = committed_by([*kept, *returned], [], at)
         hosted = frozenset(one.handler for one in hello.hosted)
+        self._spine.bus.registered |= hosted
         self._spine.announce(replace(committed, touched=committed.touched | hosted))
         owner = Owner(hello.session_id, connection_number)
         connection = self._open(owner, hosted)
@@ -160,7 +160,8 @@ class Workers:
     async def _part(self, connection: Connection, *, goodbye: bool) -> None:
         try:
             await (connection.leave() if goodbye else connection.lose())
-            await self._spine.db.run_tx(lambda tx: sessions.disconnect(tx, connection.owner))
+            served = await self._spine.db.run_tx(lambda tx: _disconnect(tx, connection.owner))
+            self._spine.bus.serve(frozenset(served))
         except StepwellError as error:
             log.warning("session_left_to_lapse", reason=error.reason)
 
@@ -175,20 +176,16 @@ class Workers:
         for connection in self._connections.values():
             connection.drain()
 
-    async def confirm(self) -> None:
-        """Say in the database that our streams are there, and end those that a newer connection superseded."""
-        connections = list(self._connections.values())
-        if not connections:
-            return
-        owners = [one.owner for one in connections]
-        try:
-            confirmed = await self._spine.db.run_tx(lambda tx: sessions.confirm(tx, owners), _CONFIRM)
-        except StepwellError as error:
-            log.debug("sessions_not_confirmed", reason=error.reason)
-            return
-        for one in connections:
-            if one.owner.session_id not in confirmed:
-                one.stop(Superseded("a newer connection of this session has taken over"))
+    def owners(self) -> list[Owner]:
+        """Whose streams are here."""
+        return [one.owner for one in self._connections.values()]
+
+    def confirmed(self, asked: Sequence[Owner], there: set[str]) -> None:
+        """End those of these streams that a newer connection superseded: all but the sessions that are there."""
+        for owner in asked:
+            connection = self._connections.get(owner.session_id)
+            if connection is not None and connection.owner == owner and owner.session_id not in there:
+                connection.stop(Superseded("a newer connection of this session has taken over"))
 
     def _session_of(self, hello: Hello, replica_id: str) -> Session:
         hosted = tuple(one.handler for one in hello.hosted)
@@ -205,7 +202,7 @@ class Workers:
         owner, named = Owner(session.session_id, number), set(hello.held)
         times = self._spine.committer.rules.times
         kept = [task.renewed(owner, at.lease_now, times) for task in mine if Held(task.id, task.fence) in named]
-        returned = [task.given_back() for task in mine if Held(task.id, task.fence) not in named]
+        returned = [_dropped(task, at.now) for task in mine if Held(task.id, task.fence) not in named]
         if mine:
             store.save(tx, [*kept, *returned])
             before = {task.id: task for task in mine}
@@ -359,6 +356,11 @@ class Workers:
         return Page(shown, token)
 
 
+def _dropped(task: Task, now: Micros) -> Task:
+    """A task that its worker does not name: one that had arrived was given up and counts, another was never seen."""
+    return task.lapsed(now) if task.acked else task.given_back()
+
+
 def check_session_id(session_id: str) -> None:
     """Refuse what cannot be the id of a session."""
     if _SESSION_ID.fullmatch(session_id) is None:
@@ -374,6 +376,12 @@ def _check_registration(one: Registration) -> None:
         )
     if len(one.description) > DESCRIPTION_LENGTH:
         raise InvalidField(f"description is longer than {DESCRIPTION_LENGTH} characters", field="description")
+
+
+def _disconnect(tx: Tx, owner: Owner) -> set[Handler]:
+    """Count a session as gone. Returns whom those host that are left."""
+    sessions.disconnect(tx, owner)
+    return sessions.served(tx)
 
 
 def _touch(tx: Tx, session_id: str) -> Session | None:

@@ -32,6 +32,8 @@ class HandlerWake:
     """By lease_now(): when the first lease ends."""
     is_registered: bool = True
     """A worker said once that it hosts it, or it has a target."""
+    held_back: Micros | None = None
+    """By db_now(): when the first pending task is due that waits for a held one, as no more may be held at once."""
 
 
 def note(tx: Tx, used: Iterable[Handler]) -> None:
@@ -174,7 +176,8 @@ def _wake(row: Row[Any]) -> HandlerWake:
     saturated = row.concurrency is not None and row.held >= row.concurrency
     due_at = None if row.is_paused or saturated else row.pending
     lapses_at = None if row.is_paused else row.lapses
-    return HandlerWake(from_row(row), due_at, lapses_at, bool(row.is_registered))
+    held_back = row.pending if saturated and not row.is_paused else None
+    return HandlerWake(from_row(row), due_at, lapses_at, bool(row.is_registered), held_back)
 
 
 def _first_of(of: FromClause, moment: Any, status: TaskStatus) -> Any:

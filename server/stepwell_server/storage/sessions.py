@@ -12,7 +12,7 @@ from sqlalchemy import BigInteger, Row, Text, and_, delete, or_, select, update
 
 from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.tasks import Handler, TaskKind, TaskStatus
-from stepwell_server.domain.times import HOUR, SECOND, Micros
+from stepwell_server.domain.times import HOUR, MINUTE, SECOND, Micros
 from stepwell_server.storage import dialect
 from stepwell_server.storage.clock import db_now, lease_now
 from stepwell_server.storage.database import Tx
@@ -25,6 +25,8 @@ STREAM_SEEN: Micros = 20 * SECOND
 """A session with a stream is gone if its replica has not confirmed it for so long."""
 CALLER_SEEN: Micros = HOUR
 """A session without a stream is gone if it has not called for so long."""
+CALLER_SERVES: Micros = MINUTE
+"""It is taken to be at work for so long after a call: nobody waits longer than that for a task."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +131,16 @@ def count_by_handler(tx: Tx, namespace: str) -> dict[Handler, int]:
     return counts
 
 
-def served(tx: Tx) -> set[Handler]:
-    """Whom living sessions host, in all namespaces."""
-    found = tx.execute(select(sessions).where(_alive()))
+def served(tx: Tx, namespace: str | None = None) -> set[Handler]:
+    """Whom workers host that are connected, or called a moment ago; in this namespace, or in all."""
+    mine = [] if namespace is None else [sessions.c.namespace == namespace]
+    found = tx.execute(select(sessions).where(*mine, _alive(CALLER_SERVES)))
     return {handler for row in found for handler in _session(row).handlers}
 
 
-def _alive() -> Any:
+def _alive(caller_seen: Micros = CALLER_SEEN) -> Any:
     by_stream = and_(sessions.c.replica_id != "", sessions.c.seen_at > lease_now() - STREAM_SEEN)
-    by_call = and_(sessions.c.replica_id == "", sessions.c.seen_at > lease_now() - CALLER_SEEN)
+    by_call = and_(sessions.c.replica_id == "", sessions.c.seen_at > lease_now() - caller_seen)
     return or_(by_stream, by_call)
 
 

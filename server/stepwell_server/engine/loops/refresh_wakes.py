@@ -23,13 +23,13 @@ _OPTIONS = TxOptions(label="refresh-wakes", read_only=True, reserved=True)
 async def refresh_wakes(db: Database, bus: WakeBus) -> None:
     """Runs until cancelled. While the database is away nothing is refreshed; the sweep notes everything afterwards."""
     while True:
-        asked = await bus.take_noted()
+        asked, mark = await bus.take_noted(), bus.mark()
         began = asyncio.get_running_loop().time()
         try:
             found, at = await db.run_tx(partial(_ask, of=asked), _OPTIONS)
         except StepwellError:
             continue
-        bus.refresh(asked, found, at)
+        bus.refresh(found, at, mark)
         await asyncio.sleep(max(0.0, began + SPACING - asyncio.get_running_loop().time()))
 
 

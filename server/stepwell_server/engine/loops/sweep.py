@@ -5,18 +5,20 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import partial
 
 import structlog
 
 from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.hooks import UNSERVED_FOR
+from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.tasks import Handler, Task, TaskKind
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import status_of
 from stepwell_server.engine import jobs
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.spine import Spine
+from stepwell_server.engine.workers import Workers
 from stepwell_server.storage import handlers, leases, sessions, tasks, workflows
 from stepwell_server.storage.database import Tx, TxOptions
 from stepwell_server.storage.handlers import HandlerWake
@@ -44,21 +46,24 @@ class Swept:
     """Hooks of which an execution failed because nobody knows their handler."""
     gap: bool
     held: bool
+    confirmed: set[str]
     served: set[Handler]
     at: Stamp
 
 
 @dataclass(slots=True)
 class Sweep:
-    """One replica's sweep. `report` hears after every round whether the database answered."""
+    """One replica's sweep. `report` hears after every round whether the database answered.
+
+    What is said regularly is said in its transaction: at rest, a replica has no other.
+    """
 
     spine: Spine
     hints: Hints
     report: Callable[[bool], Awaitable[None]]
+    workers: Workers
     _rested_at: Micros = 0
     """When nobody held anything, as far as this replica saw, by lease_now()."""
-    _forlorn: set[Handler] = field(default_factory=set)
-    """Handlers that nobody knows, of which a hook has failed for it."""
 
     async def run(self) -> None:
         """Sweep again and again, with jitter, until cancelled."""
@@ -70,9 +75,9 @@ class Sweep:
     async def once(self) -> Swept | None:
         """Sweep. None: the database did not answer."""
         self.hints.expect_ping()
-        was_reachable = self.spine.db.reachable
+        was_reachable, mark, owners = self.spine.db.reachable, self.spine.bus.mark(), self.workers.owners()
         try:
-            swept = await self.spine.db.run_tx(self._sweep, _OPTIONS)
+            swept = await self.spine.db.run_tx(partial(self._sweep, owners=owners), _OPTIONS)
         except StepwellError as error:
             if was_reachable:
                 log.warning("database_unreachable", reason=error.reason, cause=repr(error.__cause__))
@@ -85,16 +90,18 @@ class Sweep:
             log.warning("leases_lapsed", tasks=len(swept.lapsed))
         if not swept.held:
             self._rested_at = swept.at.lease_now
-        self.spine.bus.served = swept.served
-        self.spine.bus.refresh(None, swept.wakes, swept.at)
+        self.workers.confirmed(owners, swept.confirmed)
+        self.spine.bus.serve(frozenset(swept.served))
+        self.spine.bus.refresh(swept.wakes, swept.at, mark)
         if swept.lapsed or swept.given_up:
             told = [task.id for task in swept.lapsed]
             self.spine.announce(committed_by([*swept.lapsed, *swept.given_up], [], swept.at, told))
         return swept
 
-    def _sweep(self, tx: Tx) -> Swept:
-        """A system at rest writes nothing: the lease clock only ticks while somebody holds something."""
-        gap, lapsed, given_up = False, list[Task](), list[Task]()
+    def _sweep(self, tx: Tx, owners: Sequence[Owner]) -> Swept:
+        """Without workers a system at rest writes nothing: the lease clock only ticks while something is held."""
+        confirmed = sessions.confirm(tx, owners) if owners else set()  # before tasks are locked, as who connects does
+        gap, lapsed = False, list[Task]()
         held = leases.any_held(tx)
         if held:
             gap = leases.tick(tx, self.spine.committer.rules.times, self._rested_at)
@@ -104,17 +111,10 @@ class Sweep:
                 workflows.copy_status(tx, statuses, tasks.stamp(tx).now)
         self.hints.ping(tx)
         wakes = handlers.next_wakes(tx)
-        unknown = self._unknown(wakes, tasks.stamp(tx).now)
-        if unknown:
-            given_up = jobs.fail_unserved(tx, unknown, self.spine.committer.rules)
-        return Swept(wakes, lapsed, given_up, gap, held, sessions.served(tx), tasks.stamp(tx))
-
-    def _unknown(self, wakes: Sequence[HandlerWake], now: Micros) -> list[Handler]:
-        """Handlers of hooks that nobody ever registered and that have something due for too long."""
-        due = {one.handler: one.due_at for one in wakes if not one.is_registered and one.due_at is not None}
-        hooks = {one: at for one, at in due.items() if one.kind is TaskKind.HOOK}
-        self._forlorn = {one for one, at in hooks.items() if one in self._forlorn or at <= now - UNSERVED_FOR}
-        return [one for one in self._forlorn if hooks[one] <= now]
+        given_up = jobs.fail_unserved(tx, wakes, self.spine.committer.rules)
+        if given_up:
+            wakes = handlers.next_wakes(tx)
+        return Swept(wakes, lapsed, given_up, gap, held, confirmed, sessions.served(tx), tasks.stamp(tx))
 
     def _interval(self) -> float:
         if not self.spine.db.reachable:

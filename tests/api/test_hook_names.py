@@ -1,0 +1,84 @@
+"""Whom hooks go to: names that are hosted, names whose workers are away, names that nobody knows."""
+
+from __future__ import annotations
+
+import pytest
+
+from stepwell.v1 import workers_pb2 as pb
+from tests.api.conftest import Hire
+from tests.support.servers import Served
+from tests.support.triggers import Triggers, at, retry, status_of
+
+DAY = 86_400.0
+
+
+@pytest.fixture
+def frozen(still: Served) -> Triggers:
+    """Hooks of a server whose time stands still."""
+    return Triggers(still.channel)
+
+
+async def test_a_name_that_nobody_ever_hosted_waits_a_day_and_then_fails_by_its_policy(
+    frozen: Triggers, still: Served
+) -> None:
+    await frozen.trigger("one", "nobody", retry=retry(2, delay=60))
+    await frozen.trigger("young", "nobody", process_at=await frozen.now() + 3600)
+    await frozen.advance(DAY - 1)
+    await still.app._sweep.once()
+    assert (await frozen.get("one")).attempts == 0
+
+    await frozen.advance(1)
+    await still.app._sweep.once()
+    hook = await frozen.get("one")
+    assert (status_of(hook), hook.attempts, hook.failure.name) == ("PENDING", 1, "HOOK_HANDLER_NOT_FOUND")
+    assert "nobody" in hook.failure.message
+    assert at(hook.next_attempt_at) == await frozen.now() + 60
+    assert (await frozen.status("young"), (await frozen.get("young")).attempts) == ("PENDING", 0)
+    await frozen.advance(60 + DAY)
+    await still.app._sweep.once()
+
+    hook = await frozen.get("one")
+    assert (status_of(hook), hook.attempts) == ("FAILED", 2)
+
+
+async def test_a_time_in_the_past_does_not_make_a_name_unknown_for_longer(frozen: Triggers, still: Served) -> None:
+    await frozen.trigger("one", "nobody", process_at=await frozen.now() - 2 * DAY)
+
+    await still.app._sweep.once()
+
+    assert (await frozen.get("one")).attempts == 0
+
+
+async def test_a_name_whose_workers_are_away_just_waits(frozen: Triggers, still: Served, hire_at: Hire) -> None:
+    await (await hire_at(still, hooks=("note",), credit=0)).goodbye()
+    await frozen.trigger("one")
+
+    await frozen.advance(30 * DAY)
+    await still.app._sweep.once()
+
+    assert (await frozen.status("one"), (await frozen.get("one")).attempts) == ("PENDING", 0)
+    assert (await (await hire_at(still, hooks=("note",))).take()).hook.attempt == 1
+
+
+async def test_a_worker_gets_only_hooks_of_its_namespace_and_names(
+    server: Served, triggers: Triggers, hire: Hire
+) -> None:
+    worker = await hire(hooks=("note",), credit=9)
+    await triggers.trigger("other", "ring")
+    await triggers.trigger("mine")
+
+    assert (await worker.take()).task.key == "mine"
+    await worker.beat()
+    assert not worker.has("task")
+
+
+@pytest.mark.parametrize("name", ["", "-note", "n" * 65])
+async def test_a_name_that_cannot_be_is_not_hosted(hire: Hire, name: str) -> None:
+    worker = await hire(connect=False, hooks=(name,))
+    worker.open()
+    await worker.say(pb.WorkerFrame(hello=worker.hello()))
+
+    end = await worker.until_over()
+
+    assert end is not None
+    assert end.reason == "INVALID_HOOK_NAME"
