@@ -146,9 +146,9 @@ class Committed:
     freed: frozenset[Handler] = frozenset()
     """Handlers of which something is no longer held: another task may take its place."""
     wakes: tuple[HandlerWake, ...] = ()
-    """What claims learnt about handlers that had nothing more to give."""
+    """What was read about handlers after all else was written: by claims that got less than they could take."""
     mark: int = 0
-    """What was noted on the wake bus before claims could look."""
+    """What was noted on the wake bus before that could be read."""
     runs: frozenset[int] = frozenset()
     """Instances that changed, or whose steps or events did."""
     statuses: frozenset[int] = frozenset()
@@ -283,6 +283,7 @@ def committed_by(
         frozenset(task.handler for task in everything),
         at,
         due=_earliest((task.handler, task.run_at) for task in written if task.status is TaskStatus.PENDING),
+        freed=frozenset(task.handler for task in others if task.status is TaskStatus.PROCESSING),
         lapses=_earliest((task.handler, task.locked_until) for task in written if task.locked_until is not None),
         wakes=wakes,
         runs=runs,

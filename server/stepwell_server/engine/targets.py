@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from stepwell_server.domain.errors import HookTargetNotFound, WebhooksDisabled
 from stepwell_server.domain.hooks import check_hook_name
 from stepwell_server.domain.pages import Page, PageRequest
+from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.webhooks import AllowList, Target, check_secrets, check_url
 from stepwell_server.engine.deliveries import new_secret
 from stepwell_server.engine.groups import Committed
@@ -17,8 +18,8 @@ from stepwell_server.storage import requests
 from stepwell_server.storage import targets as store
 from stepwell_server.storage import tasks as task_store
 from stepwell_server.storage.database import READ, Tx
+from stepwell_server.storage.handlers import next_wakes
 from stepwell_server.storage.paging import PageTokens
-from stepwell_server.storage.tasks import Stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,14 +74,21 @@ class Targets:
         key = request.key(namespace)
         await self.spine.registry.limits_of(namespace)
 
-        def whole(tx: Tx) -> tuple[Target | None, Stamp]:
-            requests.once(tx, key, lambda: work(tx), dump=lambda _: None, load=lambda _: None)
-            return store.get(tx, namespace, name), task_store.stamp(tx)
+        mark = self.spine.bus.mark()
 
-        target, at = await self.spine.db.run_tx(whole)
-        self.spine.announce(Committed(frozenset([store.handler_of(namespace, name)]), at))
+        def whole(tx: Tx) -> tuple[Target | None, Committed]:
+            requests.once(tx, key, lambda: work(tx), dump=lambda _: None, load=lambda _: None)
+            return store.get(tx, namespace, name), changed(tx, store.handler_of(namespace, name), mark)
+
+        target, committed = await self.spine.db.run_tx(whole)
+        self.spine.announce(committed)
         self.on_change()
         return target
+
+
+def changed(tx: Tx, handler: Handler, mark: int) -> Committed:
+    """What a transaction changed that let a handler do more, or less, than before."""
+    return Committed(frozenset([handler]), task_store.stamp(tx), wakes=tuple(next_wakes(tx, [handler])), mark=mark)
 
 
 def _not_found(name: str) -> HookTargetNotFound:

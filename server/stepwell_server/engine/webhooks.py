@@ -28,11 +28,10 @@ from stepwell_server.engine.dispatch import Place
 from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.spine import Spine
+from stepwell_server.engine.targets import changed
 from stepwell_server.engine.tasks import GiveBack, Renew
 from stepwell_server.storage import targets as store
-from stepwell_server.storage import tasks as task_store
 from stepwell_server.storage.database import READ, Tx, TxOptions
-from stepwell_server.storage.tasks import Stamp
 
 AT_ONCE = 50
 """Deliveries of one replica at a time, to all targets."""
@@ -165,16 +164,18 @@ class Webhooks:
             return
 
     async def _disable(self, target: Target, gone: Gone) -> None:
-        def work(tx: Tx) -> Stamp:
+        mark = self.spine.bus.mark()
+
+        def work(tx: Tx) -> Committed:
             store.disable(tx, target, gone.failure.message)
-            return task_store.stamp(tx)
+            return changed(tx, store.handler_of(target.namespace, target.name), mark)
 
         try:
-            at = await self.spine.db.run_tx(work, _DISABLE)
+            committed = await self.spine.db.run_tx(work, _DISABLE)
         except StepwellError as error:
             log.warning("target_not_disabled", reason=error.reason)  # the next delivery hears the same
             return
-        self.spine.announce(Committed(frozenset([store.handler_of(target.namespace, target.name)]), at))
+        self.spine.announce(committed)
         self.refresh()
 
 
