@@ -119,7 +119,7 @@ def _order(workload: Workload, rng: random.Random, number: int) -> Order:
         wait=rng.uniform(1.0, 3.0) if aimed else 1200.0,
         twice=rng.random() < workload.twice,
         lifecycle=lifecycle,
-        lifecycle_after=rng.uniform(0, 4),
+        lifecycle_after=rng.uniform(0, 8),
     )
 
 
