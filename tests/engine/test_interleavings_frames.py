@@ -354,6 +354,19 @@ async def test_frames_over_a_stream_whose_commits_are_of_unknown_outcome_count_o
         assert backend.fired["execute_then_fail"] > 0 and Verdict.REPEATED in answers
 
 
+async def test_a_batch_that_its_run_paused_in_is_acknowledged_again(engine: Engine) -> None:
+    """Rule 15: the finish that was not applied, too, or its worker would be told that it had lost the run."""
+    mine = await engine.begin()
+    await engine.pause()
+    batch = mine.reports(done("a"), FINISH)
+    await engine.submit(batch)
+
+    again = await engine.submit(batch)
+
+    assert [(one.verdict, one.released) for one in again.answers] == [(Verdict.REPEATED, True)] * 2
+    assert again.stale is None and (await engine.get()).status is InstanceStatus.PAUSED
+
+
 async def test_a_gap_in_the_numbers_is_refused_and_nothing_after_it_is_taken(engine: Engine) -> None:
     """A frame that was lost on the way must come first."""
     mine = await engine.begin()

@@ -128,11 +128,12 @@ class Run:
             mine = self.ended_by == fence
             return Answered(tuple(("repeated", False, True) for _ in frames), False) if mine else Answered((), True)
         answers: list[tuple[str, bool, bool]] = []
-        asked = False
+        asked, was_held = False, self.held
         for frame in frames:
             if frame.number <= self.frame:
                 answers.append(("repeated", False, not self.held))
-            elif self.parked:
+            elif self.parked and was_held:  # by a frame before this one
+                self.frame = frame.number
                 answers.append(("accepted", False, True))
             elif not self.held:
                 return Answered(tuple(answers), True)
@@ -221,6 +222,7 @@ class Run:
             if one.attempt > MOST:
                 return None
             if known is None or not (known.status.final or one.attempt <= known.attempts):
+                still = [other for other in still if other[0] != one.name]
                 still.append((one.name, one.attempt, now + TIMEOUT))
         return still
 

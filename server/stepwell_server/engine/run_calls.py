@@ -289,6 +289,7 @@ class ReportFrames(HotCall):
         if frame.number <= run.task.frame_number:
             return run.repeat(frame)
         if run.has_parked:  # by a frame before this one: the run pauses here
+            run.task = run.task._replace(frame_number=frame.number)
             return FrameAnswer(frame.number, Verdict.ACCEPTED, Stop.PAUSE, True, revision=run.task.revision)
         if run.ending is not None or not self._is_mine(run.task):
             return None
