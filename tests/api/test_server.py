@@ -29,7 +29,7 @@ async def test_a_server_describes_itself(server: Served, database_url: str) -> N
 
     assert info.version == __version__
     assert pb.DatabaseKind.Name(info.database.kind) == f"DATABASE_KIND_{database_url.split(':')[0].upper()}"
-    assert info.database.schema_version == "0003"
+    assert info.database.schema_version == "0004"
     assert info.dispatch_mode == pb.DISPATCH_MODE_EMBEDDED
     assert info.limits.max_payload_bytes == 1024 * 1024
     assert info.limits.max_timer.seconds == 365 * 86_400

@@ -66,7 +66,7 @@ async def test_a_retry_under_the_same_lease_is_announced(stage: Stage) -> None:
     assert body.calls == 2
 
 
-@pytest.mark.parametrize("error", [ConnectionError("down"), NonRetryableError("down", "Declined")])
+@pytest.mark.parametrize("error", [ConnectionError("down"), NonRetryableError("down", "DeclinedByTheBank")])
 async def test_the_last_failure_is_caught_as_on_a_replay_and_tells_what_caused_it(
     stage: Stage, error: Exception
 ) -> None:

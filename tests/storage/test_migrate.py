@@ -60,5 +60,5 @@ async def test_four_processes_migrate_one_empty_database_at_once(postgres: Postg
 
     results = await asyncio.gather(*(run() for _ in range(4)))
 
-    assert results == [(0, "the database is at schema 0003\n")] * 4
+    assert results == [(0, "the database is at schema 0004\n")] * 4
     assert postgres.execute("SELECT count(*) FROM deployment", url) == "1"

@@ -160,7 +160,7 @@ NARROW = re.compile(
     r"|SEARCH tasks USING (COVERING )?INDEX ix_tasks__(next_wake|held) .*"
     r"|SEARCH tasks USING INTEGER PRIMARY KEY .*"
     r"|SCAN tasks USING INDEX ix_tasks__held"  # only what somebody holds is in it
-    r"|(SCAN|SEARCH) (\w+_json|handlers|clock|lease_clock|CONSTANT ROW)\b.*"
+    r"|(SCAN|SEARCH) (\w+_json|handlers|hook_targets|clock|lease_clock|CONSTANT ROW)\b.*"
 )
 
 

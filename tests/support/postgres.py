@@ -40,7 +40,15 @@ class PostgresServer:
             server.drop_all()
             return
         with wheel_server() as wheel:
-            yield cls(wheel.get_uri())
+            server = cls(wheel.get_uri())
+            server.hurry()
+            yield server
+
+    def hurry(self) -> None:
+        """Sync nothing: this server is thrown away, and what happens when one crashes is tested with others."""
+        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
+            self.execute(f"ALTER SYSTEM SET {setting} = off")
+        self.execute("SELECT pg_reload_conf()")
 
     def create_database(self) -> str:
         """The URL of a new empty database."""

@@ -77,6 +77,7 @@ class Model:
         one.status, one.fence, one.frame = TaskStatus.PROCESSING, fence, 0
         one.owner, one.acked, one.until = owner, False, self.now + ACK_WINDOW
         one.revision += 1
+        one.wake_again = False  # whoever claims looks at everything that has come
         if one.open_steps:  # its last holder was executing something, and that is counted now, once
             one.revision += not one.charged
             one.charged, one.open_steps = True, ""

@@ -286,6 +286,9 @@ async def test_workflows_are_listed_by_the_names_that_they_were_registered_under
     class Named(WorkflowEntrypoint):
         name = "by-this-name"
 
+        async def run(self, event: Any, step: Any) -> None:
+            """Nothing."""
+
     h = await harness(echo, Named)
     page = await h.client.stub.ListWorkflows(pb.ListWorkflowsRequest(namespace=h.namespace))
 

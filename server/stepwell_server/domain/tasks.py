@@ -170,7 +170,7 @@ class Task(NamedTuple):
             locked_until=None,
             acked=False,
             revision=self.revision + 1,
-            open_steps=self.open_steps if self.acked else "",  # nobody can have begun what never arrived
+            open_steps=self.open_steps if self.acked or self.frame_number else "",  # what never arrived never began
         )
         return free.parked() if self.stop is Stop.PAUSE else free
 

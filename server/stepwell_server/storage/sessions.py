@@ -138,7 +138,8 @@ def served(tx: Tx, namespace: str | None = None) -> set[Handler]:
     return {handler for row in found for handler in _session(row).handlers}
 
 
-def _alive(caller_seen: Micros = CALLER_SEEN) -> Any:
+def _alive(caller_seen: Micros | None = None) -> Any:
+    caller_seen = CALLER_SEEN if caller_seen is None else caller_seen
     by_stream = and_(sessions.c.replica_id != "", sessions.c.seen_at > lease_now() - STREAM_SEEN)
     by_call = and_(sessions.c.replica_id == "", sessions.c.seen_at > lease_now() - caller_seen)
     return or_(by_stream, by_call)
