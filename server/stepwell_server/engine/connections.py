@@ -141,9 +141,15 @@ class Connection:
 
     def acknowledge(self, held: Held) -> None:
         """The task has arrived: its lease is a full one in a moment, or with its first frames."""
+        if not self._holds(held):
+            self._spawn(self._acknowledge(held, SHORTEST_RETRY, ours=False))
+            return
         if not self._arrived:
             self._spawn(self._acknowledge_arrived())
         self._arrived[held] = None
+
+    def _holds(self, held: Held) -> bool:
+        return self.place.held.get(held.task_id) == held
 
     async def _acknowledge_arrived(self) -> None:
         await asyncio.sleep(ACKS_COLLECTED)
@@ -152,11 +158,13 @@ class Connection:
             await self._acknowledge(held, SHORTEST_RETRY)
             self._arrived.pop(held, None)
 
-    async def _acknowledge(self, held: Held, pause: float) -> None:
-        await self._enqueue(self._renewal(held), partial(self._acknowledged, held, pause))
+    async def _acknowledge(self, held: Held, pause: float, *, ours: bool = True) -> None:
+        await self._enqueue(self._renewal(held), partial(self._acknowledged, held, pause, ours))
 
-    def _acknowledged(self, held: Held, pause: float, done: asyncio.Future[Answer]) -> None:
-        is_held = self.place.held.get(held.task_id) == held
+    def _acknowledged(self, held: Held, pause: float, ours: bool, done: asyncio.Future[Answer]) -> None:
+        is_held = self._holds(held)
+        if ours and not is_held:
+            return  # it was taken away meanwhile, and its worker was told why
         if not self._renewed(held, done) and is_held and not self._has_parted:
             self._spawn(self._acknowledge_again(held, pause))
 
