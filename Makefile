@@ -65,6 +65,14 @@ test-serializable: setup ## The storage and engine suites on databases whose def
 mutants: setup ## Plant bugs one by one and see each caught by its test
 	$(BIN)/python tests/mutants/run.py
 
+.PHONY: mutants-chaos
+mutants-chaos: setup ## Plant bugs one by one and count the chaos runs until each is caught (ARGS="--help")
+	$(BIN)/python tests/mutants/chaos.py $(ARGS)
+
+.PHONY: chaos
+chaos: setup ## Break everything and check every promise (SCENARIO=name SEED=n SHORT=1; ARGS="--list" shows them)
+	$(BIN)/python -m tests.chaos $(or $(SCENARIO),all) $(if $(SEED),--seed $(SEED)) $(if $(SHORT),--short) $(ARGS)
+
 .PHONY: test-typescript
 test-typescript: setup ## The TypeScript stubs against a real server
 	scripts/with-toolchain npm "$(MAKE) $(NODE_MODULES) && cd clients/typescript && npm test --silent"

@@ -246,17 +246,8 @@ class App:
         committer = Committer(self.db, rules, announce, bus.mark)
         dispatcher = Dispatcher(committer, bus, embedded=settings.dispatch == "embedded")
         self._spine = Spine(self.db, committer, bus, dispatcher, registry, announce)
-        tokens = PageTokens(replica.deployment.page_token_key)
-        self._workers = Workers(self._spine, tokens, replica.replica_id)
-        intake = Intake(self._spine)
-        self._workflows = Workflows(self._spine, intake, watches, tokens)
-        self._hooks = Hooks(self._spine, intake, tokens)
-        self._transactions = Transactions(self._spine, intake, self._hooks)
-        webhooks = Webhooks(self._spine, Deliverer(settings.allowed_webhooks, settings.webhook_ca_file))
-        self._targets = Targets(self._spine, tokens, settings.allowed_webhooks, settings.webhooks, webhooks.refresh)
         self._dispatchers = Dispatchers(self._spine, relay.order, hands_out=settings.process)
-        self._namespaces = Namespaces(self.db, tokens, replica.limits, registry)
-        self._sweep = Sweep(self._spine, self._hints, self._swept, self._workers)
+        self._furnish(replica, watches)
         self._background = {
             "committer": committer.run,
             "dispatch": dispatcher.run,
@@ -268,7 +259,20 @@ class App:
             "hear_hints": lambda: self._hints.listen(heard),
         }
         if settings.webhooks:
-            self._background["webhooks"] = webhooks.run
+            self._background["webhooks"] = self._webhooks.run
+
+    def _furnish(self, replica: Replica, watches: Watches) -> None:
+        """The use cases that stand on the spine."""
+        settings, spine = self.settings, self._spine
+        tokens, intake = PageTokens(replica.deployment.page_token_key), Intake(spine)
+        self._workers = Workers(spine, tokens, replica.replica_id)
+        self._workflows = Workflows(spine, intake, watches, tokens)
+        self._hooks = Hooks(spine, intake, tokens)
+        self._transactions = Transactions(spine, intake, self._hooks)
+        self._webhooks = Webhooks(spine, Deliverer(settings.allowed_webhooks, settings.webhook_ca_file))
+        self._targets = Targets(spine, tokens, settings.allowed_webhooks, settings.webhooks, self._webhooks.refresh)
+        self._namespaces = Namespaces(self.db, tokens, replica.limits, spine.registry)
+        self._sweep = Sweep(spine, self._hints, self._swept, self._workers)
 
     async def _swept(self, reachable: bool) -> None:
         """After each sweep: what hints may have missed is looked for, and what depends on the database is told."""

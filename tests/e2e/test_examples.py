@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import sys
 from collections import Counter
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
@@ -13,7 +14,7 @@ import pytest
 
 from stepwell import Client, StepEntry
 from stepwell_server import config
-from tests.support.commands import Running, start_command
+from tests.support.commands import Running, start_command, start_program, stepwell
 from tests.support.servers import start_process
 
 ROOT = Path(__file__).parents[2]
@@ -44,6 +45,17 @@ async def test_the_orders_example_runs_twice(sqlite_url: str) -> None:
         for _ in range(2):
             printed = await run(sys.executable, "examples/orders/main.py", server.listen)
             assert printed == "{'sku': 7, 'config': {'enabled': True}, 'approved': True} complete\n"
+
+
+async def test_the_receipts_example_runs_twice(sqlite_url: str) -> None:
+    async with start_process(sqlite_url) as server:
+        for _ in range(2):
+            assert (await run(sys.executable, "examples/receipts/main.py", server.listen)).splitlines() == [
+                "shipped the order",
+                "sent a receipt of 4200 cents",
+                "refused: operation 0, INSTANCE_ID_ALREADY_EXISTS",
+                "1 receipt",
+            ]
 
 
 @pytest.mark.slow
@@ -96,6 +108,28 @@ async def written(notes: Path, line: str) -> None:
 
 def lines_of(notes: Path) -> list[str]:
     return notes.read_text().splitlines() if notes.exists() else []
+
+
+async def test_a_sidecar_wakes_a_worker_that_is_not_running(database_url: str, tmp_path: Path) -> None:
+    folder = ROOT / "examples/sidecar"
+    async with AsyncExitStack() as stack:
+        server = await stack.enter_async_context(start_process(database_url))
+        client = await stack.enter_async_context(Client(server.listen))
+        known = await stepwell("worker", "main:app", "--idle", "10ms", server=server.listen, cwd=folder)
+        assert known[0] == 0, known
+        options = ("--port", "0", "--idle", "500 ms", "--server", server.listen)
+        supervisor = await stack.enter_async_context(start_program(sys.executable, "main.py", *options, cwd=folder))
+        await supervisor.says("no worker runs")
+        [port] = re.findall(r"on port (\d+)", supervisor.lines[0])
+        wake_url = ("--wake-url", f"http://127.0.0.1:{port}/wake")
+        await stack.enter_async_context(start_command("dispatcher", *wake_url, server=server.listen, cwd=tmp_path))
+
+        reminder = await client.workflow("reminder").create(params={"after": "4 seconds"})
+        reminded = await reminder.result(timeout="40 seconds")
+
+        started = [line.split()[-1] for line in supervisor.lines if "started worker" in line]
+        assert reminded == {"noted by": f"process {started[0]}", "reminded by": f"process {started[1]}"}
+        assert await supervisor.stop() == 0
 
 
 async def test_the_configuration_that_is_shipped_is_the_default_one() -> None:

@@ -131,6 +131,21 @@ async def test_the_workflow_that_explains_workflows_runs() -> None:
         assert await order.result() == {"status": "final", "receipt": {"charged": 42, "key": "first"}}
 
 
+async def test_the_hook_that_explains_hooks_runs() -> None:
+    page: dict[str, Any] = {}
+    exec(blocks("docs/concepts/hooks.md", "python")[0], page)
+
+    async with Harness(page["app"]) as h:
+        good = await h.trigger("send-receipt", {"email": "ada@example.com"})
+        bad = await h.trigger("send-receipt")
+        key = (await good.status()).idempotency_key
+
+        assert page["sent"] == {key: "ada@example.com"}
+        state = await bad.status()
+        assert (state.status, state.attempts) == ("failed", 1)
+        assert state.error is not None and state.error.message == "nobody to send it to"
+
+
 async def test_the_tests_of_the_guide_to_testing_pass(tmp_path: Path) -> None:
     file = tmp_path / "test_trial.py"
     file.write_text("\n".join(blocks("docs/guides/testing-workflows.md", "python")))

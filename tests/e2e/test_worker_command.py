@@ -90,7 +90,7 @@ async def test_a_worker_that_is_told_to_stop_lets_its_steps_end(
         await there(folder / "begun")
 
         stopping = asyncio.create_task(worker.stop(number))
-        await worker.says("stops when its steps have ended")
+        await worker.says("stops when what it executes has ended")
         (folder / "go on").touch()
 
         assert await stopping == 0
@@ -108,7 +108,7 @@ async def test_a_second_signal_ends_a_worker_at_once(server: ServerProcess, fold
         await there(folder / "begun")
 
         worker.process.send_signal(signal.SIGTERM)
-        await worker.says("stops when its steps have ended")
+        await worker.says("stops when what it executes has ended")
         assert await worker.stop(signal.SIGTERM) == 128 + signal.SIGTERM
 
 

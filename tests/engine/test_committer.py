@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 from collections.abc import Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from stepwell_server.domain.errors import Internal, InvalidField, ServerBusy
+from stepwell_server.domain.errors import DatabaseUnavailable, Internal, InvalidField, ServerBusy
 from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import NewTask, Verdict
 from stepwell_server.engine import committer as committers
@@ -21,8 +22,9 @@ from stepwell_server.engine.groups import Group, GroupResult, HotCall, Undecided
 from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Tx
+from tests.support.faults import Rates, faulty
 from tests.support.postgres import PostgresServer
-from tests.support.spine import ANNA, ORDER, Spine
+from tests.support.spine import ANNA, ORDER, Spine, running
 
 
 @dataclass(frozen=True)
@@ -344,3 +346,31 @@ async def test_locks_are_taken_in_one_order_whatever_was_asked(
         assert [*free] == ids[1:]  # the other waits for the first, and has none of these yet
 
     assert [*await waiting] == ids
+
+
+async def test_a_refusal_that_nobody_waits_for_any_more_is_no_error(spine: Spine) -> None:
+    """A stream that broke leaves its calls behind; their answers are not missed."""
+    loop = asyncio.get_running_loop()
+    complaints: list[dict[str, Any]] = []
+    loop.set_exception_handler(lambda _loop, context: complaints.append(context))
+    try:
+        refused = spine.committer.enqueue(Refused())
+        await asyncio.wait([refused])
+        del refused
+        gc.collect()
+    finally:
+        loop.set_exception_handler(None)
+
+    assert complaints == []
+
+
+async def test_callers_of_a_group_that_fails_have_a_refusal_each(spine: Spine, db: Database) -> None:
+    """One exception that all of them raise would gather their tracebacks, and show each what the others did."""
+    broken, _ = faulty(db, 0, group=Rates(error=1.0))
+    async with running(Spine(broken)) as stumbling:
+        refused = [stumbling.committer.enqueue(calls.Schedule(NewTask(ORDER, str(number)))) for number in range(3)]
+        await asyncio.wait(refused)
+
+    errors = [one.exception() for one in refused]
+    assert {type(error) for error in errors} == {DatabaseUnavailable}
+    assert len({id(error) for error in errors}) == 3

@@ -79,6 +79,20 @@ async def test_what_a_replica_claimed_and_never_sent_goes_back_when_its_worker_s
     assert (await there.get("kept")).status is InstanceStatus.RUNNING
 
 
+@pytest.mark.parametrize("acked", [True, False], ids=["acknowledged", "unacknowledged"])
+async def test_what_a_hello_does_not_name_counts_if_it_had_arrived(engine: Engine, acked: bool) -> None:
+    """Rule 9: a worker that was cut off gave its runs up by itself, in the middle of their bodies, and comes back."""
+    await engine.create()
+    mine = await engine.claim_one(ANNA)
+    if acked:
+        await engine.renew(mine)
+
+    await engine.connect(ANNA)
+    again = await engine.claim_one(BEN)
+
+    assert again.handed.task.interruptions == int(acked)
+
+
 async def test_a_heartbeat_renews_what_it_names_and_nothing_else(engine: Engine) -> None:
     """Rule 7: no statement renews all that a session holds."""
     connection = await engine.connect(ANNA)

@@ -21,8 +21,8 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy import Row, delete, select, update
 
 from stepwell_server.domain.errors import InstanceIdAlreadyExists, InstanceTerminal, StepNotFound, StepwellError
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.leases import LeaseTimes, Owner
-from stepwell_server.domain.runs import load_open
 from stepwell_server.domain.tasks import Task, TaskStatus
 from stepwell_server.domain.times import MINUTE, SECOND, Micros
 from stepwell_server.domain.workflows import InstanceStatus, StepStatus, StepType, status_of

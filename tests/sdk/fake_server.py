@@ -15,10 +15,15 @@ from grpc import aio
 from stepwell.v1 import errors_pb2
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as wf
+from stepwell.v1.dispatchers_pb2_grpc import add_DispatcherServiceServicer_to_server
+from stepwell.v1.hooks_pb2_grpc import add_HookServiceServicer_to_server
+from stepwell.v1.transactions_pb2_grpc import add_TransactionServiceServicer_to_server
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceServicer, add_WorkflowServiceServicer_to_server
+from tests.sdk.fake_dispatchers import FakeDispatchers
+from tests.sdk.fake_hooks import FakeHooks, FakeTransactions
 
-_ENDING = ("suspend", "finish")
+_ENDING = ("suspend", "finish", "outcome")
 
 
 @dataclass
@@ -40,6 +45,11 @@ class WorkerStream:
     def give(self, name: str, task_id: int = 1, fence: int = 1, **fields: Any) -> None:
         ref = pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name=name)
         task = pb.Task(handler=ref, key=f"{name}-{task_id}", workflow=pb.WorkflowInput(**fields))
+        self.say(pb.ServerFrame(task_id=task_id, fence=fence, task=task))
+
+    def give_hook(self, name: str, task_id: int = 1, fence: int = 1, **fields: Any) -> None:
+        ref = pb.HandlerRef(kind=pb.HANDLER_KIND_HOOK, name=name)
+        task = pb.Task(handler=ref, key=f"{name}-{task_id}", hook=pb.HookInput(**fields))
         self.say(pb.ServerFrame(task_id=task_id, fence=fence, task=task))
 
     async def until(self, body: str) -> pb.WorkerFrame:
@@ -198,19 +208,27 @@ class FakeServer:
     address: str
     workers: FakeWorkers
     workflows: FakeWorkflows
+    dispatchers: FakeDispatchers
+    hooks: FakeHooks
+    transactions: FakeTransactions
 
 
 @asynccontextmanager
-async def fake_server() -> AsyncIterator[FakeServer]:
+async def fake_server(address: str = "127.0.0.1:0") -> AsyncIterator[FakeServer]:
     server = aio.server()
-    workers, workflows = FakeWorkers(), FakeWorkflows()
+    workers, workflows, dispatchers = FakeWorkers(), FakeWorkflows(), FakeDispatchers()
+    hooks, transactions = FakeHooks(), FakeTransactions()
     add_WorkerServiceServicer_to_server(workers, server)
     add_WorkflowServiceServicer_to_server(workflows, server)
-    port = server.add_insecure_port("127.0.0.1:0")
+    add_DispatcherServiceServicer_to_server(dispatchers, server)
+    add_HookServiceServicer_to_server(hooks, server)
+    add_TransactionServiceServicer_to_server(transactions, server)
+    port = server.add_insecure_port(address)
     await server.start()
     try:
-        yield FakeServer(f"127.0.0.1:{port}", workers, workflows)
+        yield FakeServer(f"127.0.0.1:{port}", workers, workflows, dispatchers, hooks, transactions)
     finally:
         for stream in workers.all_streams:
             stream.cut()
+        dispatchers.cut()
         await server.stop(None)

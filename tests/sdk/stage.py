@@ -9,6 +9,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from stepwell.hosts import Work
 from stepwell.runs import Run
 from stepwell.terms import Terms
 from stepwell.threads import Pool
@@ -44,6 +45,10 @@ class ManualClock:
             if not timer.is_cancelled:
                 timer.callback()
 
+    def stand_still(self, seconds: float) -> None:
+        """Let time pass in which this process does nothing: what is due happens with the next advance."""
+        self._now += seconds
+
     def open_timers(self) -> int:
         return sum(not timer.is_cancelled for timer in self._timers)
 
@@ -75,15 +80,15 @@ class Stage:
     pool: Pool = field(default_factory=InlinePool)
     is_draining: bool = False
     sent: list[pb.WorkerFrame] = field(default_factory=list)
-    let_go_runs: list[Run] = field(default_factory=list)
+    let_go_work: list[Work] = field(default_factory=list)
     rests: int = 0
     start_overs: list[Run] = field(default_factory=list)
 
     def send(self, frame: pb.WorkerFrame) -> None:
         self.sent.append(frame)
 
-    def let_go(self, run: Run) -> None:
-        self.let_go_runs.append(run)
+    def let_go(self, work: Work) -> None:
+        self.let_go_work.append(work)
 
     def start_over(self, run: Run) -> None:
         self.start_overs.append(run)

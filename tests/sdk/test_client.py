@@ -167,7 +167,7 @@ def test_a_failed_call_names_what_it_is_about() -> None:
         grpc.StatusCode.NOT_FOUND, "there is no such step", "STEP_NOT_FOUND", {"step": "ship", "at": "1"}
     )
 
-    assert str(failed) == "there is no such step (STEP_NOT_FOUND: step=ship, at=1)"
+    assert str(failed) == "there is no such step (STEP_NOT_FOUND: at=1, step=ship)"
 
 
 async def test_a_status_is_typed(server: FakeServer, client: Client) -> None:

@@ -106,25 +106,6 @@ async def test_nothing_begins_before_its_arrival_is_on_its_way(worker: Worker) -
     assert worker.sent() == ["wait:sleep", "suspend"]
 
 
-@pytest.mark.parametrize("noticed", [True, False], ids=["after a look at the leases", "before one"])
-async def test_a_worker_that_stood_still_begins_nothing_before_the_server_says_that_it_holds_it(
-    worker: Worker, noticed: bool
-) -> None:
-    """The task may have waited in the stream for so long that another worker executes it by now."""
-    worker.welcome()
-    worker.clock.advance(8)
-    if noticed:
-        worker.holdings.expire()
-
-    assert await worker.task("stuck") == ["task_ack", "begin_steps +for ever"]
-
-    for _ in range(3):
-        worker.clock.advance(2.5)
-        worker.holdings.expire()
-    assert await worker.task("stuck", task_id=2) == ["task_ack"]
-    await worker.holdings.close()
-
-
 async def test_what_is_resolved_before_a_run_begins_is_heard_when_it_does(worker: Worker) -> None:
     worker.welcome()
     ref = pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name="nap")
@@ -326,6 +307,22 @@ async def test_draining_waits_for_bodies_that_execute(worker: Worker) -> None:
     assert worker.holdings.quiet.is_set()
 
 
+async def test_a_body_that_takes_its_time_is_named_so_that_people_see_where_the_run_is(worker: Worker) -> None:
+    @workflow("slow")
+    async def slow(event: Any, step: Any) -> None:
+        await step.do("work", asyncio.Event().wait)
+
+    worker.holdings = Holdings(App([slow]), None, InlinePool(), worker.clock)
+    worker.welcome()
+    assert await worker.task("slow") == ["task_ack"]
+
+    worker.holdings.name_bodies()
+    assert worker.sent() == ["begin_steps =work"]
+
+    worker.holdings.name_bodies()
+    assert worker.sent() == []
+
+
 async def test_a_result_that_came_too_late_starts_the_run_over(worker: Worker) -> None:
     worker.welcome()
     await worker.task(steps=[slept("sleep")])
@@ -351,3 +348,19 @@ async def test_a_class_that_cannot_be_made_fails_its_run_not_the_worker(worker: 
     worker.welcome()
 
     assert await worker.task("broken") == ["task_ack", "finish"]
+
+
+async def test_idle_time_counts_from_the_welcome_or_the_end_of_the_last_task(worker: Worker) -> None:
+    worker.clock.advance(60)
+    worker.welcome()
+    assert worker.holdings.idle_for() == 0
+    worker.clock.advance(3)
+    assert worker.holdings.idle_for() == 3
+
+    await worker.task()
+    worker.clock.advance(4)
+    assert worker.holdings.idle_for() == 0
+    await worker.ack(1)
+    await worker.ack(2, released=True)
+    worker.clock.advance(2)
+    assert worker.holdings.idle_for() == 2

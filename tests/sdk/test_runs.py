@@ -45,7 +45,7 @@ async def test_a_three_step_run_is_four_messages_each_body_after_the_result_befo
     assert [frame.number for frame in last] == [3, 4]
 
     await stage.ack(run, 3, 4, released=True)
-    assert stage.let_go_runs == [run]
+    assert stage.let_go_work == [run]
 
 
 async def test_no_body_begins_before_the_result_it_follows_is_durable(stage: Stage) -> None:
@@ -208,7 +208,7 @@ async def test_a_suspended_run_goes_on_from_memory(stage: Stage) -> None:
 
     run = await stage.begin(order)
     await stage.ack(run, 1, 2, released=True, revision=7)
-    assert (run.phase, run.revision, stage.let_go_runs) == (Phase.RELEASED, 7, [run])
+    assert (run.phase, run.revision, stage.let_go_work) == (Phase.RELEASED, 7, [run])
     stage.take()
 
     arrived = done("approval", '{"ok":true}', event_type="approval", event_at=LATER)
@@ -338,7 +338,7 @@ async def test_a_run_that_is_over_does_not_wait_for_the_garbage_collector(stage:
         await stage.ack(run, 2)
         await stage.ack(run, 3, 4, released=True)
         over = weakref.ref(run)
-        stage.let_go_runs.clear()
+        stage.let_go_work.clear()
         del run
         assert over() is None
     finally:

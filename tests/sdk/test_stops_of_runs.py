@@ -90,7 +90,7 @@ async def test_a_dropped_run_can_do_nothing_and_says_nothing(stage: Stage) -> No
     run.drop()
     await settle()
 
-    assert (seen, stage.kinds(), stage.let_go_runs) == ([], [], [run])
+    assert (seen, stage.kinds(), stage.let_go_work) == ([], [], [run])
     assert run.function is not None and run.function.done()
 
 

@@ -1,4 +1,4 @@
-"""What a type checker makes of workflows, their steps and their events."""
+"""What a type checker makes of workflows, their steps and their events, and of hooks."""
 
 from __future__ import annotations
 
@@ -46,11 +46,47 @@ async def start(client: Client) -> None:
     await client.workflow(order).create(params=7)  # type: ignore[arg-type]
 """
 
+HOOKS = """
+from dataclasses import dataclass
+from typing import Any, assert_type
+from stepwell import App, Client, Hook, HookDefinition, JobContext, TriggeredHook, hook
+
+@dataclass
+class Receipt:
+    order: int
+
+@hook("a")
+async def with_context(payload: Receipt, ctx: JobContext) -> None: ...
+
+@hook("b")
+def alone(payload: Receipt) -> str: return ""
+
+assert_type(with_context, HookDefinition[Receipt])
+assert_type(alone, HookDefinition[Receipt])
+app = App(hooks=[with_context, alone])
+
+async def program(client: Client) -> None:
+    assert_type(client.hook(alone), Hook[Receipt])
+    assert_type(client.hook("b"), Hook[Any])
+    assert_type(await client.hook(with_context).trigger(Receipt(1)), TriggeredHook)
+    async with client.transaction() as tx:
+        assert_type(tx.hook(alone).trigger(Receipt(1)), TriggeredHook)
+        tx.hook(alone).trigger(7)  # type: ignore[arg-type]
+"""
+
 
 @pytest.mark.slow
 def test_types_reach_from_definitions_to_results(tmp_path: Path) -> None:
-    (tmp_path / "program.py").write_text(PROGRAM)
+    assert checked(PROGRAM, tmp_path) == "Success: no issues found in 1 source file\n"
 
-    told, wrong, _ = api.run(["--config-file", "pyproject.toml", "--warn-unused-ignores", str(tmp_path / "program.py")])
 
-    assert (told, wrong) == ("Success: no issues found in 1 source file\n", "")
+@pytest.mark.slow
+def test_a_hook_has_the_type_of_its_payload(tmp_path: Path) -> None:
+    assert checked(HOOKS, tmp_path) == "Success: no issues found in 1 source file\n"
+
+
+def checked(program: str, folder: Path) -> str:
+    (folder / "program.py").write_text(program)
+    told, wrong, _ = api.run(["--config-file", "pyproject.toml", "--warn-unused-ignores", str(folder / "program.py")])
+    assert wrong == ""
+    return told

@@ -16,7 +16,7 @@ from stepwell.holdings import Capacity
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from tests.sdk.fake_server import FakeServer
-from tests.sdk.stage import ManualClock, in_a_word
+from tests.sdk.stage import ManualClock, in_a_word, settle
 
 
 @workflow("add")
@@ -80,6 +80,30 @@ async def test_a_worker_takes_500_tasks_unless_it_is_told_otherwise(
         stream = await server.workers.streams.get()
         assert (await stream.until("credit")).credit.tasks == 500
     assert Capacity().max_tasks == 500
+
+
+async def test_a_worker_can_be_left_when_it_has_been_idle_for_a_while(client: Client, app: App) -> None:
+    clock = ManualClock()
+    async with Worker(client, app, clock=clock) as worker:
+        leaving = asyncio.create_task(worker.ended(idle="5 seconds"))
+        await settle()
+        clock.advance(4.9)
+        await settle()
+        assert not leaving.done()
+
+        clock.advance(0.2)
+        await asyncio.wait_for(leaving, 5)
+
+
+async def test_a_worker_that_is_waited_for_until_it_is_idle_says_why_it_was_refused(
+    server: FakeServer, client: Client, app: App
+) -> None:
+    async with Worker(client, app, connect_timeout="5 seconds") as worker:
+        stream = await server.workers.streams.get()
+        server.workers.refuses = grpc.StatusCode.PERMISSION_DENIED
+        stream.cut()
+        with pytest.raises(CallFailed, match="PERMISSION_DENIED"):
+            await worker.ended(idle="1 hour")
 
 
 async def test_an_arrival_that_nothing_follows_is_said_all_the_same(server: FakeServer, client: Client) -> None:
@@ -198,6 +222,26 @@ async def test_a_server_that_falls_silent_is_left_for_another_stream(
         second = await server.workers.streams.get()
 
     assert second.hello.session_id == first.hello.session_id
+
+
+@pytest.mark.parametrize("first", ["message", "tick"])
+async def test_a_worker_that_was_frozen_takes_nothing_that_was_sent_to_it_meanwhile(
+    server: FakeServer, client: Client, app: App, first: str
+) -> None:
+    """Its tasks are others' by now: what it would begin would be executed twice, and counted by nobody."""
+    clock = ManualClock()
+    async with Worker(client, app, clock=clock):
+        before = await server.workers.streams.get()
+        clock.stand_still(6)
+        if first == "tick":
+            clock.advance(0)
+        before.give("add")
+        after = await server.workers.streams.get()
+        after.give("add", task_id=2)
+        await after.until("finish")
+
+    assert after.hello.session_id == before.hello.session_id
+    assert not [frame for frame in before.frames if frame.task_id == 1]
 
 
 async def test_run_works_until_it_is_cancelled(server: FakeServer, client: Client, app: App) -> None:

@@ -91,7 +91,7 @@ def named(name: Any) -> type[WorkflowEntrypoint[Any, Any]]:
 
 @pytest.mark.parametrize("name", ["a", "A-b_9", "_x", "9", "x" * 64])
 def test_a_name_has_letters_digits_dashes_and_underscores(name: str) -> None:
-    assert list(App(workflows=[named(name)]).definitions) == [name]
+    assert list(App(workflows=[named(name)]).workflow_definitions) == [name]
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a.b", "a\n", "ä", "x" * 65])

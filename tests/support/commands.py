@@ -8,7 +8,7 @@ import signal
 import sys
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -66,11 +66,16 @@ class Running:
             return await self.process.wait()
 
 
-@asynccontextmanager
-async def start_command(*arguments: str, server: str, cwd: Path) -> AsyncIterator[Running]:
+def start_command(*arguments: str, server: str, cwd: Path) -> AbstractAsyncContextManager[Running]:
     """A command that is killed at the end, if it still runs."""
+    return start_program(*PROGRAM, *arguments, "--server", server, cwd=cwd)
+
+
+@asynccontextmanager
+async def start_program(*command: str, cwd: Path) -> AsyncIterator[Running]:
+    """The same for any program."""
     process = await asyncio.create_subprocess_exec(
-        *(*PROGRAM, *arguments, "--server", server),
+        *command,
         stdout=PIPE,
         stderr=STDOUT,
         cwd=cwd,

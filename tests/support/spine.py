@@ -10,10 +10,11 @@ from typing import Any
 
 from sqlalchemy import select, update
 
+from stepwell_server.domain.executions import OpenStep, dump_open
 from stepwell_server.domain.leases import Held, LeaseTimes, Owner
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.retry import StepPolicy
-from stepwell_server.domain.runs import OpenStep, RunRules, dump_open
+from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
 from stepwell_server.domain.times import SECOND
 from stepwell_server.engine import tasks as calls

@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell_server.domain.errors import InvalidField
+from stepwell_server.domain.errors import InvalidField, LeaseLost
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.frames import Frame, Outcome, Rejected, Suspend
 from stepwell_server.domain.jobs import JOB_PRIORITY, Job, JobStatus
 from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.retry import RetryPolicy, StepPolicy
-from stepwell_server.domain.runs import RunRules, load_open
+from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import Handler, Reason, Stop, Task, TaskKind, TaskStatus, Verdict
 from stepwell_server.domain.times import HOUR, MINUTE, SECOND, Micros
 from stepwell_server.domain.workflows import Failure
@@ -75,7 +76,7 @@ def test_a_claim_begins_the_next_execution_and_says_when_it_must_end() -> None:
 
     (execution,) = load_open(job.task.open_steps)
     assert (execution.attempt, execution.policy) == (2, TWICE)
-    assert execution.ends_at == job.next_timer() == NOW + TWICE.timeout + RULES.timeout_margin
+    assert execution.ends_at == job.news((), again=False).next_timer == NOW + TWICE.timeout + RULES.timeout_margin
     assert (job.task.status, job.task.fence, job.task.claimed_at) == (TaskStatus.PROCESSING, 7, NOW)
 
 
@@ -208,9 +209,9 @@ def test_an_execution_has_all_its_time() -> None:
     job = held()
     job.now = NOW + TWICE.timeout + RULES.timeout_margin - 1
 
-    job.expire()
+    news = job.news((), again=False)
 
-    assert (job.ended, job.is_taken) == (None, False)
+    assert (job.ended, news.stale) == (None, None)
 
 
 @pytest.mark.parametrize("attempts", [0, 1])
@@ -218,9 +219,9 @@ def test_an_execution_that_takes_too_long_has_failed_and_is_no_longer_held(attem
     job = held(attempts=attempts)
     job.now = NOW + TWICE.timeout + RULES.timeout_margin
 
-    job.expire()
+    news = job.news((), again=False)
 
-    assert job.is_taken
+    assert isinstance(news.stale, LeaseLost)
     assert job.ended is not None
     assert job.ended.failure is not None
     assert (job.ended.attempts, job.ended.failure.message) == (attempts + 1, "JOB_TIMEOUT")
@@ -257,6 +258,7 @@ def test_executions_that_began_are_counted_one_by_one_and_never_exceed_the_maxim
         if not job.claim(OWNER, fence, stored, policy):
             assert begun == most
             return
+        stored = job.ended.attempts if job.ended is not None else stored
         (execution,) = load_open(job.task.open_steps)
         assert execution.attempt == begun + 1 <= most
         begun += fate != "never arrives"
@@ -266,7 +268,7 @@ def test_executions_that_began_are_counted_one_by_one_and_never_exceed_the_maxim
                 job.apply(Frame(1, FAILED if fate == "fails" else DONE), OWNER.session_id)
             case "hangs":
                 job.now = now = now + HOUR
-                job.expire()
+                job.news((), again=False)
             case _:
                 job.task = job.task.lapsed(now)
         if job.ended is not None:

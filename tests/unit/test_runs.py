@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell_server.domain.errors import InvalidField, MaxStepsExceeded, PendingEventsLimit, StepTypeMismatch
+from stepwell_server.domain.executions import OpenStep, dump_open, load_open
 from stepwell_server.domain.frames import (
     BeginSteps,
     Body,
@@ -27,7 +28,7 @@ from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.namespaces import NamespaceLimits
 from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.retry import Backoff, RetryPolicy, StepPolicy
-from stepwell_server.domain.runs import OpenStep, Run, RunRules, dump_open, load_open
+from stepwell_server.domain.runs import Run, RunRules
 from stepwell_server.domain.tasks import Handler, Reason, Stop, Task, TaskKind, TaskStatus, Verdict
 from stepwell_server.domain.times import HOUR, MINUTE, SECOND
 from stepwell_server.domain.workflows import Failure, StepStatus, StepType

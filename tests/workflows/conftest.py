@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from typing import Any, Protocol, TypeAlias
 
 import pytest
 
-from stepwell import App
+from stepwell import App, HookDefinition
 from stepwell.testing import Harness
 from stepwell.workflows import AnyWorkflow
 from stepwell_server.storage import tasks
@@ -25,9 +25,11 @@ NAMESPACES = (f"test-{number}" for number in itertools.count())
 
 
 class StartHarness(Protocol):
-    """Starts a harness that hosts these workflows, in a namespace of its own."""
+    """Starts a harness that hosts these workflows and hooks, in a namespace of its own."""
 
-    def __call__(self, *workflows: AnyWorkflow, cache: int = 1000) -> Awaitable[Harness]: ...
+    def __call__(
+        self, *workflows: AnyWorkflow, hooks: Sequence[HookDefinition[Any]] = (), cache: int = 1000
+    ) -> Awaitable[Harness]: ...
 
 
 LeasesLapse: TypeAlias = Callable[[], Awaitable[None]]
@@ -83,8 +85,8 @@ async def harness(served: Served) -> AsyncIterator[StartHarness]:
     """Starts harnesses, and ends them after the test."""
     async with AsyncExitStack() as stack:
 
-        async def start(*workflows: AnyWorkflow, **options: Any) -> Harness:
-            app = App(workflows=workflows)
+        async def start(*workflows: AnyWorkflow, hooks: Sequence[HookDefinition[Any]] = (), **options: Any) -> Harness:
+            app = App(workflows=workflows, hooks=hooks)
             joining = Harness(app, address=served.addresses.listen, namespace=next(NAMESPACES), **options)
             return await stack.enter_async_context(joining)
 

@@ -1,4 +1,4 @@
-"""Step bodies: one execution of a user's function, on the loop if it is async, else in the worker's threads."""
+"""Bodies: one execution of a user's function, on the loop if it is async, else in the worker's threads."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from stepwell.clocks import Clock, Timer
-from stepwell.errors import StepTimeoutError
 from stepwell.threads import Pool
 
 
@@ -72,10 +71,15 @@ class Execution:
         else:
             pool.call(lambda: self._call(body, context), lambda outcome: self._called(outcome, context))
 
-    def limit(self, clock: Clock, seconds: float) -> None:
-        """Fail the execution when it takes longer. A thread cannot be stopped: its late result is dropped."""
+    @property
+    def task(self) -> asyncio.Task[Outcome] | None:
+        """The task that awaits the body, if it is async and has begun."""
+        return self._task
+
+    def limit(self, clock: Clock, seconds: float, error: type[Exception]) -> None:
+        """Fail the execution with `error` when it takes longer. A thread cannot be stopped: its result is dropped."""
         if self._timer is None:
-            self._timer = clock.call_later(seconds, self._expire)
+            self._timer = clock.call_later(seconds, self._expire, error)
 
     def abandon(self) -> None:
         """Stop the body if it can be stopped, and never report."""
@@ -104,11 +108,11 @@ class Execution:
         else:
             self._report(outcome)
 
-    def _expire(self) -> None:
+    def _expire(self, error: type[Exception]) -> None:
         if self._ended is not None:
             ended = self._ended
             self.abandon()
-            ended(Outcome(error=StepTimeoutError()))
+            ended(Outcome(error=error()))
 
     def _report(self, outcome: Outcome) -> None:
         ended = self._ended

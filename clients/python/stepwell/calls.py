@@ -11,7 +11,14 @@ from functools import partial
 
 from stepwell.bodies import Body, Execution, Outcome
 from stepwell.clocks import Clock
-from stepwell.errors import StepMaxAttemptsExceeded, StepResultInvalid, to_failure
+from stepwell.errors import (
+    StepMaxAttemptsExceeded,
+    StepResultInvalid,
+    StepTimeoutError,
+    from_failure,
+    raised_for,
+    to_failure,
+)
 from stepwell.steps import StepOptions
 from stepwell.terms import Terms
 from stepwell.threads import Pool
@@ -63,7 +70,8 @@ class StepCall:
         """Fail the execution after the step's timeout. On a virtual clock the server does that."""
         if self.execution is not None and not terms.virtual_clock:
             said = self.options.timeout if self.options else None
-            self.execution.limit(clock, terms.step_timeout if said is None else said.total_seconds())
+            seconds = terms.step_timeout if said is None else said.total_seconds()
+            self.execution.limit(clock, seconds, StepTimeoutError)
 
     def abandon(self) -> None:
         """Stop the body that executes, if one does; its result is ignored."""
@@ -71,22 +79,26 @@ class StepCall:
             self.execution.abandon()
             self.execution = None
 
+    def settle(self, state: pb.StepState, error: BaseException | None) -> None:
+        """Let the function have the end of the step; `error` is what its body raised, if it did so in this process."""
+        if self.future.done():
+            return
+        if state.status == states.STEP_STATUS_COMPLETED:
+            self.future.set_result(state)
+        else:
+            failed = from_failure(state.failure) if error is None else raised_for(error, state.failure)
+            self.future.set_exception(failed)
+
     def max_attempts(self, terms: Terms) -> float:
         """How many executions there may be."""
         said = self.options.retry.attempts() if self.options and self.options.retry else None
         return terms.max_attempts if said is None else said
 
     def is_retryable(self, error: BaseException) -> bool:
-        """What the author's own test says of an error; an error in the test itself counts as no."""
-        test = self.options.retry.is_retryable if self.options and self.options.retry else None
-        if test is None or not isinstance(error, Exception) or isinstance(error, _NOT_THE_AUTHORS):
+        """What the author's own test says of an error."""
+        if self.options is None or self.options.retry is None or isinstance(error, _NOT_THE_AUTHORS):
             return True
-        try:
-            return bool(test(error))
-        except KeyboardInterrupt:
-            raise
-        except BaseException:  # a SystemExit would end the worker
-            return False
+        return self.options.retry.allows(error)
 
     def announce(self, frame: pb.WorkerFrame, *, begun: bool = False) -> None:
         """Say in a frame that the body begins with its Ack, or that it began before a frame could name it."""

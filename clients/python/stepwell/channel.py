@@ -35,7 +35,10 @@ _OPTIONS: list[tuple[str, int | str]] = [
     # Without this a frozen server is noticed after a minute, whatever the keepalive timeout says.
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
-    # By default, a server that was away for minutes is looked for every two minutes.
+    # By default the pause between two attempts to connect grows to two minutes, and one attempt may take 20 seconds: a
+    # server that is back would find no workers. Leases end meanwhile.
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.min_reconnect_backoff_ms", 5_000),
     ("grpc.max_reconnect_backoff_ms", 5_000),
     ("grpc.enable_retries", 1),
     ("grpc.per_rpc_retry_buffer_size", MESSAGE_BYTES),

@@ -1,9 +1,9 @@
-"""Client: starts and manages instances on a server."""
+"""Client: starts and manages instances and hooks on a server."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, TypeVar, overload
@@ -14,13 +14,22 @@ from stepwell.batching import Coalescer
 from stepwell.channel import open_channel
 from stepwell.durations import DurationLike, to_seconds
 from stepwell.errors import failure_of
+from stepwell.hooks import HookDefinition
 from stepwell.instances import Workflow
+from stepwell.statuses import HookTarget, hook_target
+from stepwell.transactions import Transaction
+from stepwell.triggers import Hook
+from stepwell.v1 import hooks_pb2
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.hooks_pb2_grpc import HookServiceStub
+from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from stepwell.watches import Watches
 from stepwell.workflows import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint, definition_of
 
 if TYPE_CHECKING:
+    from stepwell.v1.hooks_pb2_grpc import HookServiceAsyncStub
+    from stepwell.v1.transactions_pb2_grpc import TransactionServiceAsyncStub
     from stepwell.v1.workflows_pb2_grpc import WorkflowServiceAsyncStub
 
 P = TypeVar("P")
@@ -31,8 +40,8 @@ T = TypeVar("T")
 class Client:
     """A connection to a server, for one namespace: `async with Client("127.0.0.1:7350") as client:`.
 
-    `timeout` is the deadline of each call. Concurrent `create` and `send_event` calls travel together, and all
-    `result()` and `watch()` calls share one stream.
+    `timeout` is the deadline of each call. Concurrent `create`, `send_event` and `trigger` calls travel together, and
+    all `result()` and `watch()` calls share one stream.
     """
 
     def __init__(
@@ -63,8 +72,11 @@ class Client:
     def _open(self) -> None:
         self._channel = open_channel(self.address, tls=self._tls, tls_ca=self._tls_ca)
         self._stub = WorkflowServiceStub(self._channel)
+        self._hook_stub = HookServiceStub(self._channel)
+        self._transaction_stub = TransactionServiceStub(self._channel)
         self._creates = Coalescer(self._send_creates)
         self._events = Coalescer(self._send_events)
+        self._triggers = Coalescer(self._send_triggers)
         self._watches = Watches(self._stub, self.namespace)
 
     async def close(self) -> None:
@@ -72,7 +84,8 @@ class Client:
         if self._channel is None:
             return
         channel, self._channel = self._channel, None
-        await asyncio.gather(self._creates.close(), self._events.close(), self._watches.close())
+        coalescers = (self._creates, self._events, self._triggers)
+        await asyncio.gather(*(coalescer.close() for coalescer in coalescers), self._watches.close())
         await channel.close()
 
     @overload
@@ -88,6 +101,33 @@ class Client:
         definition = definition_of(workflow)
         return Workflow(self, definition.name, definition.result_type)
 
+    @overload
+    def hook(self, hook: HookDefinition[P]) -> Hook[P]: ...
+    @overload
+    def hook(self, hook: str) -> Hook[Any]: ...
+    def hook(self, hook: HookDefinition[Any] | str) -> Hook[Any]:
+        """Access to the hooks of a name: by the definition, with its type and policy, or by the name alone."""
+        if isinstance(hook, str):
+            return Hook(self, hook)
+        if not isinstance(hook, HookDefinition):
+            raise TypeError(f"a hook is made by @hook(...), or the name of one, not {hook!r}")
+        return Hook(self, hook.name, hook.retry)
+
+    async def hook_targets(self) -> AsyncIterator[HookTarget]:
+        """The webhooks of the namespace by the name of their hooks, without their secrets."""
+        request = hooks_pb2.ListHookTargetsRequest(namespace=self.namespace)
+        while True:
+            page = await self.call(self.hook_stub.ListHookTargets(request, timeout=self.timeout))
+            for target in page.targets:
+                yield hook_target(target)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    def transaction(self) -> Transaction:
+        """Several operations as one, all or nothing: `async with client.transaction() as tx:`."""
+        return Transaction(self)
+
     # For the accessors and the worker.
 
     @property
@@ -102,6 +142,18 @@ class Client:
         """The generated stub, for calls that have no method here."""
         assert self.channel is not None
         return self._stub
+
+    @property
+    def hook_stub(self) -> HookServiceAsyncStub:
+        """The same for hooks."""
+        assert self.channel is not None
+        return self._hook_stub
+
+    @property
+    def transaction_stub(self) -> TransactionServiceAsyncStub:
+        """The same for transactions."""
+        assert self.channel is not None
+        return self._transaction_stub
 
     @property
     def watches(self) -> Watches:
@@ -125,6 +177,16 @@ class Client:
         """Send one event, together with others that are sent meanwhile."""
         assert self.channel is not None
         return await self._events.submit(item)
+
+    async def trigger_coalesced(self, item: hooks_pb2.TriggerHooksItem) -> hooks_pb2.TriggerHooksResult:
+        """Store one hook, together with others that are triggered meanwhile."""
+        assert self.channel is not None
+        return await self._triggers.submit(item)
+
+    async def _send_triggers(self, items: list[hooks_pb2.TriggerHooksItem]) -> Sequence[hooks_pb2.TriggerHooksResult]:
+        request = hooks_pb2.TriggerHooksRequest(namespace=self.namespace, items=items)
+        answer = await self.call(self._hook_stub.TriggerHooks(request, timeout=self.timeout))
+        return answer.results
 
     async def _send_creates(self, items: list[pb.CreateInstancesItem]) -> Sequence[pb.CreateInstancesResult]:
         request = pb.CreateInstancesRequest(namespace=self.namespace, items=items, on_existing=pb.ON_EXISTING_ERROR)

@@ -1,4 +1,4 @@
-"""The worker's own clock: it measures timeouts and leases, and decides nothing that users see."""
+"""A process's own clock: it measures timeouts, leases and waits, and decides nothing that users see."""
 
 from __future__ import annotations
 
@@ -37,3 +37,18 @@ class LoopClock:
     def call_later(self, delay: float, callback: Callable[..., Any], *args: Any) -> Timer:
         """Call back on the loop after `delay` seconds."""
         return self._loop.call_later(delay, callback, *args)
+
+
+async def sleep(clock: Clock, seconds: float) -> None:
+    """Wait on a clock."""
+    over: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+    timer = clock.call_later(seconds, _settle, over)
+    try:
+        await over
+    finally:
+        timer.cancel()
+
+
+def _settle(over: asyncio.Future[None]) -> None:
+    if not over.done():
+        over.set_result(None)

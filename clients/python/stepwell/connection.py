@@ -25,6 +25,7 @@ _SILENT_INTERVALS = 3
 _FIRST_BACKOFF = 0.1
 _LONGEST_BACKOFF = 5.0
 _BEATS_PER_INTERVAL = 4
+_STOOD_STILL = "this process stood still; what was sent to it meanwhile may be others' by now"
 
 # What no second try can mend: the worker is wrong, or it is not wanted.
 _FINAL_CODES = frozenset(
@@ -52,10 +53,11 @@ class Connection:
         self._call: Any = None
         self._tries = 0
         self._heard_at = 0.0
+        self._ticked_at = 0.0
         self._ticks = 0
         self._timer: Timer | None = None
         self._is_leaving = False
-        self._is_silent = False
+        self._given_up = ""  # why this side ended the stream
         holdings.wake = self._has_news.set
 
     async def serve(self) -> None:
@@ -89,7 +91,8 @@ class Connection:
     async def _stream(self) -> CallFailed | None:
         """One stream, from Hello to its end. None if it was meant to end."""
         call = self._call = self._stub.Connect()
-        self._heard_at, self._is_silent = self._holdings.clock.now(), False
+        self._heard_at = self._ticked_at = self._holdings.clock.now()
+        self._given_up = ""
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(call))
@@ -106,15 +109,17 @@ class Connection:
             async with asyncio.timeout(_WELCOME_SECONDS) as limit:
                 while (message := await call.read()) is not aio.EOF:
                     self._heard_at = self._holdings.clock.now()
+                    if self._given_up or self._has_stood_still():
+                        return CallFailed(grpc.StatusCode.UNAVAILABLE, self._given_up or _STOOD_STILL)
                     if not self._receive(message):
                         return None
                     limit.reschedule(None)
         except aio.AioRpcError as error:
             return failure_of(error)
         except asyncio.CancelledError:
-            if not self._is_silent:
+            if not self._given_up:
                 raise
-            return CallFailed(grpc.StatusCode.UNAVAILABLE, "the server fell silent")
+            return CallFailed(grpc.StatusCode.UNAVAILABLE, self._given_up)
         except TimeoutError:
             return CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "the server did not answer Hello in time")
         return None if self._is_leaving else CallFailed(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")
@@ -157,6 +162,7 @@ class Connection:
     def _next_tick(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
+        self._ticked_at = self._holdings.clock.now()
         interval = self._holdings.terms.heartbeat_interval / _BEATS_PER_INTERVAL
         self._timer = self._holdings.clock.call_later(interval, self._tick)
 
@@ -167,11 +173,23 @@ class Connection:
             self._holdings.heartbeat()
         else:
             self._holdings.expire()
+        self._holdings.name_bodies()
         silence = self._holdings.clock.now() - self._heard_at
-        if self._call is not None and silence > _SILENT_INTERVALS * self._holdings.terms.heartbeat_interval:
-            self._is_silent = True
-            self._call.cancel()
+        if self._has_stood_still():
+            self._give_up(_STOOD_STILL)
+        elif silence > _SILENT_INTERVALS * self._holdings.terms.heartbeat_interval:
+            self._give_up("the server fell silent")
         self._next_tick()
+
+    def _has_stood_still(self) -> bool:
+        """Whether this process was frozen, or its loop blocked, so long that what it reads may be others' by now."""
+        return self._holdings.clock.now() - self._ticked_at > self._holdings.terms.longest_standstill
+
+    def _give_up(self, why: str) -> None:
+        """End the stream from this side, to begin another one."""
+        if self._call is not None:
+            self._given_up = why
+            self._call.cancel()
 
 
 def in_messages(frames: list[pb.WorkerFrame]) -> Iterator[list[pb.WorkerFrame]]:

@@ -2,7 +2,9 @@
 
     Exception
     ├── CallFailed                    a call that the server refused, or that did not reach it
-    ├── NonRetryableError             for you to raise in a step: trying again is pointless
+    │   └── TransactionRefused        one operation of a transaction was refused, so nothing was done
+    ├── NonRetryableError             for you to raise in a step or a job: trying again is pointless
+    ├── JobTimeoutError               a job's execution took longer than its timeout
     ├── PayloadInvalid                a value that is not JSON, too large or nested too deep
     ├── WorkflowEnded                 result() of an instance that did not complete
     │   ├── WorkflowFailed            it errored; `name` and `message` say how
@@ -53,7 +55,7 @@ class CallFailed(Exception):
     def __init__(
         self, code: grpc.StatusCode, message: str, reason: str = "", metadata: Mapping[str, str] | None = None
     ) -> None:
-        about = ", ".join(f"{key}={value}" for key, value in (metadata or {}).items())
+        about = ", ".join(f"{key}={value}" for key, value in sorted((metadata or {}).items()))
         super().__init__(f"{message} ({reason or code.name}{f': {about}' if about else ''})")
         self.code = code
         self.message = message
@@ -61,12 +63,27 @@ class CallFailed(Exception):
         self.metadata = dict(metadata or {})
 
 
+class TransactionRefused(CallFailed):
+    """One operation of a transaction was refused, so nothing was done; `operation` is its place among them, from 0."""
+
+    def __init__(self, failure: CallFailed) -> None:
+        super().__init__(failure.code, failure.message, failure.reason, failure.metadata)
+        self.operation = int(failure.metadata["operation"])
+
+
 class NonRetryableError(Exception):
-    """Raise it in a step to end the step at once. `name` replaces the class name in what is stored."""
+    """Raise it in a step or a job to end it at once. `name` replaces the class name in what is stored."""
 
     def __init__(self, message: str = "", name: str | None = None) -> None:
         super().__init__(message)
         self.name = name or type(self).__name__
+
+
+class JobTimeoutError(Exception):
+    """A job's execution took longer than its timeout."""
+
+    def __init__(self) -> None:
+        super().__init__("JOB_TIMEOUT")
 
 
 class PayloadInvalid(Exception):

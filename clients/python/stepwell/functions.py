@@ -50,9 +50,7 @@ class WorkflowFunction:
             self.task.cancel()
 
     async def _execute(self, task: pb.WorkflowInput, step: WorkflowStep) -> Any:
-        # Parameters that were left out are the empty object.
-        plain = payloads.from_payload(task.params) if task.params.WhichOneof("body") else {}
-        payload = payloads.build(self.definition.params_type, plain)
+        payload = payloads.from_argument(task.params, self.definition.params_type)
         event = WorkflowEvent(payload, to_datetime(task.created_at), self.key, task.run_number)
         running = self.definition.program(self._client)(event, step)
         if not inspect.isawaitable(running):

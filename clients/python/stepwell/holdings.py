@@ -1,4 +1,4 @@
-"""What a worker holds: its runs, those it remembers, its credit and its leases. No network here either.
+"""What a worker holds: its runs and jobs, the runs it remembers, its credit and its leases. No network here either.
 
 A connection feeds `receive` with what the server says and sends what `take_frames` gives. Between two connections
 frames are not kept: those that matter are unacknowledged, and `welcomed` sends them again.
@@ -8,21 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import math
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from stepwell.apps import App
 from stepwell.clocks import Clock
 from stepwell.errors import reason_name
-from stepwell.hosts import Phase
+from stepwell.hosts import Phase, Work
+from stepwell.jobs import Job
 from stepwell.runs import Run
 from stepwell.terms import Terms, terms_of
 from stepwell.threads import Pool
 from stepwell.turns import Turns
 from stepwell.v1 import workers_pb2 as pb
-from stepwell.workflows import App, WorkflowDefinition
+from stepwell.workflows import WorkflowDefinition
 
 if TYPE_CHECKING:
     from stepwell.client import Client
@@ -40,23 +41,22 @@ class Capacity:
 
 @dataclass(slots=True, eq=False)
 class _Held:
-    """A task that is leased to this worker. Its run is missing until all of its state is there."""
+    """A task that is leased to this worker. Its work is missing until all of its state is there."""
 
     task_id: int
     fence: int
     task: pb.Task
-    run: Run | None = None
+    work: Work | None = None
     renewed_at: float = 0.0
     number: int = 0  # of the last frame of a run that had to start over
     is_acked: bool = False  # its TaskAck is on its way
-    is_doubtful: bool = False  # it came so late that another may have it by now
     resolved: list[pb.Resolved] = field(default_factory=list)  # what came before there was a run to hear it
 
     def renew(self, at: float) -> None:
         self.renewed_at = max(self.renewed_at, at)
 
     def last_renewal(self) -> float:
-        return self.renewed_at if self.run is None else max(self.renewed_at, self.run.renewed_at)
+        return self.renewed_at if self.work is None else max(self.renewed_at, self.work.renewed_at)
 
 
 @dataclass(slots=True)
@@ -74,7 +74,7 @@ class _Beats:
 
 
 class Holdings:
-    """The runs of one worker, by task, and the suspended ones by instance; also the host of each run."""
+    """The work of one worker, by task, and the suspended runs by instance; also the host of all of it."""
 
     def __init__(
         self, app: App, client: Client | None, pool: Pool, clock: Clock, capacity: Capacity | None = None
@@ -97,9 +97,8 @@ class Holdings:
         self._acking: list[_Held] = []  # acknowledged by the message that is being written
         self._owed = 0
         self._beats = _Beats()
-        self._looked_at = clock.now()
-        self._stood_still_at = -math.inf
         self._is_connected = False
+        self._idle_since = clock.now()
 
     # For the connection.
 
@@ -114,7 +113,7 @@ class Holdings:
             self._drop_everything()
         self.terms = terms
         self._outbox, self._arrived, self._acking = [], [], []
-        self._beats, self._is_connected, self._looked_at = _Beats(), True, self.clock.now()
+        self._beats, self._is_connected = _Beats(), True
         kept = {(held.task_id, held.fence) for held in welcome.held}
         self._owed = 0
         for held in list(self._held.values()):
@@ -123,6 +122,7 @@ class Holdings:
             else:
                 self._drop(held)
         self._owed = max(0, min(self._capacity.max_tasks, terms.max_credit) - len(self._held))
+        self._idle_since = self.clock.now()
         self.wake()
 
     def disconnected(self) -> None:
@@ -155,8 +155,8 @@ class Holdings:
         """Take in what the server says. Unknown frames, and those about tasks not held, are ignored."""
         held = self._held.get(frame.task_id)
         match frame.WhichOneof("body"):
-            case "ack" if held is not None and held.fence == frame.fence and held.run is not None:
-                held.run.acked(frame.number, frame.ack)
+            case "ack" if held is not None and held.fence == frame.fence and held.work is not None:
+                held.work.acked(frame.number, frame.ack)
             case "task":
                 self._task(frame.task_id, frame.fence, frame.task)
             case "task_state" if held is not None and held.fence == frame.fence:
@@ -185,16 +185,12 @@ class Holdings:
 
     def expire(self) -> None:
         """Stop tasks whose last renewal is so old that another worker may have them soon."""
-        now = self.clock.now()
-        if now - self._looked_at > self.terms.standstill:
-            self._stood_still_at = now
-        self._looked_at = now
-        oldest = now - self.terms.holds_for
+        oldest = self.clock.now() - self.terms.holds_for
         for held in [held for held in self._held.values() if held.last_renewal() <= oldest]:
             _LOG.warning("lease_not_renewed task_id=%s", held.task_id)
             self._drop(held)
 
-    # For the runs: the Host.
+    # For the runs and jobs: the Host.
 
     def send(self, frame: pb.WorkerFrame) -> None:
         """Send a frame with the next message; without a stream it is sent again later."""
@@ -202,42 +198,46 @@ class Holdings:
             self._outbox.append(frame)
             self.wake()
 
-    def let_go(self, run: Run) -> None:
-        """The run is no longer held: remember it if it can go on, and take another task in its place."""
-        held = self._held.get(run.task_id)
-        if held is not None and held.run is run:
+    def let_go(self, work: Work) -> None:
+        """The work is no longer held: remember a run that can go on, and take another task in its place."""
+        held = self._held.get(work.task_id)
+        if held is not None and held.work is work:
             self._remove(held)
-        if run.phase is Phase.RELEASED:
-            self._remember(run)
+        if isinstance(work, Run) and work.phase is Phase.RELEASED:
+            self._remember(work)
         else:
-            self._watch_end(run)
+            self._watch_end(work)
 
     def start_over(self, run: Run) -> None:
         """Drop the run but keep its task, and replay it from what the server has."""
         held = self._held.get(run.task_id)
-        if held is None or held.run is not run:
+        if held is None or held.work is not run:
             return
-        held.run, held.number = None, run.number
+        held.work, held.number = None, run.number
         run.drop()
         self._say(held, need_state=pb.NeedState())
 
     def rested(self) -> None:
-        """A run has come to rest: see whether the worker can leave, if it wants to."""
-        if self.is_draining and all(held.run is None or held.run.is_quiet for held in self._held.values()):
+        """Some work has come to rest: see whether the worker can leave, if it wants to."""
+        if self.is_draining and all(held.work is None or held.work.is_quiet for held in self._held.values()):
             self.quiet.set()
 
     # For the worker.
 
+    def idle_for(self) -> float:
+        """Seconds for which it has been connected and held nothing; 0 if it holds something."""
+        return 0.0 if self._held else self.clock.now() - self._idle_since
+
     def drain(self) -> None:
-        """Take no more tasks, begin no more bodies, and set `quiet` when those that execute have ended."""
+        """Take no more tasks, begin no more bodies, and set `quiet` when all that executes has ended."""
         self.is_draining = True
         self.rested()
 
     def name_bodies(self) -> None:
-        """Say which bodies execute, where no frame has said so yet: the worker is about to leave them."""
+        """Say which bodies execute, where no frame has said so yet: they take their time, or are about to be left."""
         for held in self._held.values():
-            if held.run is not None:
-                held.run.name_bodies()
+            if isinstance(held.work, Run):
+                held.work.name_bodies()
 
     async def close(self) -> None:
         """Drop everything, and see the functions end."""
@@ -253,71 +253,91 @@ class Holdings:
         if held is None:
             if self.is_draining:
                 return  # not acknowledged: it goes back with our Goodbye
-            held = _Held(task_id, fence, task, renewed_at=self.clock.now(), is_doubtful=self._is_doubtful())
+            held = _Held(task_id, fence, task, renewed_at=self.clock.now())
             self._held[task_id] = held
-        elif held.run is not None:
+        elif held.work is not None:
             return  # it came twice
         held.task = task
         if held.is_acked:
             self._begin(held)
         else:
-            self._arrived.append(held)
-            self._say(held, task_ack=pb.TaskAck())
+            self._acknowledge(held)
 
-    def _is_doubtful(self) -> bool:
-        """Whether this process stood still lately: then a task may have waited for longer than its ack window."""
-        now, longest = self.clock.now(), self.terms.standstill
-        return now - self._looked_at > longest or now - self._stood_still_at < longest
+    def _acknowledge(self, held: _Held) -> None:
+        self._arrived.append(held)
+        self._say(held, task_ack=pb.TaskAck())
 
     def _more_state(self, held: _Held, state: pb.TaskState) -> None:
-        if held.run is None:
+        if held.work is None:
             held.task.workflow.steps.extend(state.steps)
             held.task.workflow.more = state.more
             self._begin(held)
 
     def _begin(self, held: _Held) -> None:
-        """Go on with the run that is in memory, or begin one from the top, once all of the state is here."""
-        task, key = held.task, (held.task.handler.name, held.task.key)
+        """Begin, once the arrival is acknowledged and all of the state is here."""
         is_held = self._held.get(held.task_id) is held
-        if not is_held or held.run is not None or not held.is_acked or task.workflow.more:
+        if not is_held or held.work is not None or not held.is_acked or held.task.workflow.more:
             return
+        if held.task.handler.kind == pb.HANDLER_KIND_HOOK:
+            self._begin_hook(held)
+        else:
+            self._begin_run(held)
+
+    def _begin_hook(self, held: _Held) -> None:
+        definition = self._app.hook_definitions.get(held.task.handler.name)
+        if definition is None:
+            self._refuse(held)
+            return
+        held.work = job = Job(self, definition, held.task_id, held.fence)
+        job.begin(held.task.key, held.task.hook)
+        held.task = pb.Task()  # its payload is the job's by now
+
+    def _begin_run(self, held: _Held) -> None:
+        """Go on with the run that is in memory, or begin one from the top."""
+        task, key = held.task, (held.task.handler.name, held.task.key)
         remembered = self._cache.pop(key, None)
         if task.workflow.cached:
             if remembered is None or not _is_at(remembered, task.workflow):
                 self._forget(remembered)
                 self._say(held, need_state=pb.NeedState())
                 return
-            held.run = remembered
+            run = remembered
         else:
             self._forget(remembered)
-            definition = self._app.definitions.get(task.handler.name)
+            definition = self._app.workflow_definitions.get(task.handler.name)
             if definition is None:
-                _LOG.error("task_of_unknown_workflow workflow=%s", task.handler.name)
-                self._remove(held)
+                self._refuse(held)
                 return
-            held.run = self._new_run(definition, task.key)
-        held.run.attach(held.task_id, held.fence, task.workflow, held.number, is_doubtful=held.is_doubtful)
+            run = self._new_run(definition, task.key)
+        held.work = run
+        run.attach(held.task_id, held.fence, task.workflow, held.number)
         held.task = pb.Task()  # its payloads are the run's by now
         earlier, held.resolved = held.resolved, []
         for resolved in earlier:
             self._resolved(held, resolved)
 
+    def _refuse(self, held: _Held) -> None:
+        _LOG.error("task_of_unknown_handler kind=%s name=%s", held.task.handler.kind, held.task.handler.name)
+        self._remove(held)
+
     def _resolved(self, held: _Held, resolved: pb.Resolved) -> None:
-        if held.run is None:
+        if held.work is None:
             held.resolved.append(resolved)
-        else:
-            held.run.resolved(resolved)
+        elif isinstance(held.work, Run):
+            held.work.resolved(resolved)
 
     def _new_run(self, definition: WorkflowDefinition[Any, Any], key: str) -> Run:
         return Run(self, definition, self._client, key)
 
     def _send_again(self, held: _Held) -> None:
         held.renew(self.clock.now())
-        if held.run is None:
+        if held.work is not None:
+            for frame in held.work.unacked_frames():
+                self.send(frame)
+        elif held.task.handler.kind == pb.HANDLER_KIND_HOOK:
+            self._acknowledge(held)
+        else:
             self._say(held, need_state=pb.NeedState())
-            return
-        for frame in held.run.unacked_frames():
-            self.send(frame)
 
     def _say(self, held: _Held, **body: Any) -> None:
         self.send(pb.WorkerFrame(task_id=held.task_id, fence=held.fence, **body))
@@ -325,24 +345,25 @@ class Holdings:
     def _refused(self, held: _Held | None, frame: pb.ServerFrame) -> None:
         reason = reason_name(frame.refused.reason)
         _LOG.warning("frame_refused task_id=%s reason=%s: %s", frame.task_id, reason, frame.refused.message)
-        if held is not None and held.run is not None and held.fence == frame.fence:
-            held.run.refused(frame.number, reason, frame.refused.message)
+        if held is not None and held.work is not None and held.fence == frame.fence:
+            held.work.refused(frame.number, reason, frame.refused.message)
 
     def _cancel(self, held: _Held, cancel: pb.Cancel) -> None:
         if not cancel.step:
             self._drop(held)
-        elif held.run is not None:
-            held.run.cancel_step(cancel.step)
+        elif isinstance(held.work, Run):
+            held.work.cancel_step(cancel.step)
 
     def _drop(self, held: _Held) -> None:
-        if held.run is None:
+        if held.work is None:
             self._remove(held)
         else:
-            held.run.drop()
+            held.work.drop()
 
     def _remove(self, held: _Held) -> None:
         if self._held.get(held.task_id) is held:
             del self._held[held.task_id]
+            self._idle_since = self.clock.now()
             self._owed += 1
             self.wake()
             self.rested()
@@ -357,9 +378,9 @@ class Holdings:
             self._watch_end(run)
             run.drop()
 
-    def _watch_end(self, run: Run) -> None:
+    def _watch_end(self, work: Work) -> None:
         """Keep a cancelled function until it has ended, so that closing can wait for it."""
-        function = run.function
+        function = work.function
         if function is not None and not function.done():
             self._functions.add(function)
             function.add_done_callback(self._functions.discard)

@@ -1,9 +1,11 @@
-"""What a run needs around it: the terms it works by, time, threads, and somebody to send its frames."""
+"""What work needs around it: the terms it goes by, time, threads, and somebody to send its frames."""
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Iterator
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from stepwell.clocks import Clock
 from stepwell.terms import Terms
@@ -25,8 +27,40 @@ class Phase(Enum):
     DROPPED = auto()  # over: nothing it does is reported
 
 
+class Work(Protocol):
+    """What a worker does under a lease, as the worker sees it: a run, or a job."""
+
+    @property
+    def task_id(self) -> int:
+        """The task that is held."""
+
+    @property
+    def renewed_at(self) -> float:
+        """When the lease was last renewed by a report, by the worker's clock."""
+
+    @property
+    def function(self) -> asyncio.Task[Any] | None:
+        """The task that executes the user's function, if there is one."""
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether a worker that leaves would interrupt nothing."""
+
+    def acked(self, number: int, ack: pb.Ack) -> None:
+        """A frame is durable."""
+
+    def refused(self, number: int, reason: str, message: str) -> None:
+        """A frame was refused."""
+
+    def drop(self) -> None:
+        """End the work in this process: stop what executes, report nothing any more."""
+
+    def unacked_frames(self) -> Iterator[pb.WorkerFrame]:
+        """The frames to send again after a reconnect, in order."""
+
+
 class Host(Protocol):
-    """The worker, as a run sees it."""
+    """The worker, as its work sees it."""
 
     @property
     def terms(self) -> Terms:
@@ -52,10 +86,10 @@ class Host(Protocol):
         """Send a frame with the next message."""
 
     def rested(self) -> None:
-        """The run has said everything that there was to say."""
+        """The work has said everything that there was to say."""
 
     def start_over(self, run: Run) -> None:
         """The run in memory has no ground any more: drop it, keep the task, and replay from what the server has."""
 
-    def let_go(self, run: Run) -> None:
-        """The run is no longer held: RELEASED with its memory, or DROPPED."""
+    def let_go(self, work: Work) -> None:
+        """The work is no longer held: it is over, or a run that is RELEASED with its memory."""

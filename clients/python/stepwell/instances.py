@@ -70,7 +70,8 @@ class Workflow(Generic[P, R]):
         """
         if wait is not None:
             return await self._create_and_wait(NewInstance(id=id, params=params, labels=labels), wait)
-        result = await self.client.create_coalesced(self._item(NewInstance(id=id, params=params, labels=labels)))
+        item = create_item(self.name, NewInstance(id=id, params=params, labels=labels))
+        result = await self.client.create_coalesced(item)
         if result.HasField("error"):
             raise refusal_of(result.error)
         return self._instance(result.instance.instance_id)
@@ -82,7 +83,7 @@ class Workflow(Generic[P, R]):
         """
         news = [new if isinstance(new, NewInstance) else NewInstance(**new) for new in batch]
         results: list[pb.CreateInstancesResult] = []
-        for items in in_batches([self._item(new) for new in news]):
+        for items in in_batches([create_item(self.name, new) for new in news]):
             request = pb.CreateInstancesRequest(
                 namespace=self.client.namespace, items=items, on_existing=pb.ON_EXISTING_SKIP
             )
@@ -130,7 +131,7 @@ class Workflow(Generic[P, R]):
             request.page_token = page.next_page_token
 
     async def _create_and_wait(self, new: NewInstance[P], wait: DurationLike) -> Instance[R]:
-        item = self._item(new)
+        item = create_item(self.name, new)
         request = pb.CreateInstanceRequest(
             namespace=self.client.namespace,
             workflow=item.workflow,
@@ -144,19 +145,6 @@ class Workflow(Generic[P, R]):
         answer = await self.client.call(self.client.stub.CreateInstance(request, timeout=deadline))
         ended = answer.instance if status_of(answer.instance).is_terminal else None
         return Instance(self.client, self.name, answer.instance.instance_id, self.result_type, ended)
-
-    def _item(self, new: NewInstance[P]) -> pb.CreateInstancesItem:
-        if new.id == "":  # which on the wire would mean that none was given
-            raise CallFailed(
-                StatusCode.INVALID_ARGUMENT, "an instance id is not empty; None is a random one", "INVALID_INSTANCE_ID"
-            )
-        return pb.CreateInstancesItem(
-            workflow=self.name,
-            instance_id=new.id or "",
-            params=to_payload(new.params),
-            labels=dict(new.labels or {}),
-            request_id=uuid4().hex,
-        )
 
     def _instance(self, id: str) -> Instance[R]:
         return Instance(self.client, self.name, id, self.result_type)
@@ -194,14 +182,7 @@ class Instance(Generic[R]):
 
     async def send_event(self, type: str, payload: Any = None) -> None:
         """Send an event: to the step that waits for its type, or kept until one does."""
-        item = pb.SendEventsItem(
-            workflow=self.workflow,
-            instance_id=self.id,
-            type=type,
-            payload=to_payload(payload),
-            request_id=uuid4().hex,
-        )
-        result = await self.client.send_coalesced(item)
+        result = await self.client.send_coalesced(event_item(self.workflow, self.id, type, payload))
         if result.HasField("error"):
             raise refusal_of(result.error)
 
@@ -275,3 +256,25 @@ class Instance(Generic[R]):
             "instance_id": self.id,
             "request_id": uuid4().hex,
         }
+
+
+def create_item(workflow: str, new: NewInstance[Any]) -> pb.CreateInstancesItem:
+    """An instance to create, for the wire. PayloadInvalid if its parameters cannot be sent."""
+    if new.id == "":  # which on the wire would mean that none was given
+        raise CallFailed(
+            StatusCode.INVALID_ARGUMENT, "an instance id is not empty; None is a random one", "INVALID_INSTANCE_ID"
+        )
+    return pb.CreateInstancesItem(
+        workflow=workflow,
+        instance_id=new.id or "",
+        params=to_payload(new.params),
+        labels=dict(new.labels or {}),
+        request_id=uuid4().hex,
+    )
+
+
+def event_item(workflow: str, instance_id: str, type: str, payload: Any) -> pb.SendEventsItem:
+    """An event to send, for the wire. PayloadInvalid if its payload cannot be sent."""
+    return pb.SendEventsItem(
+        workflow=workflow, instance_id=instance_id, type=type, payload=to_payload(payload), request_id=uuid4().hex
+    )

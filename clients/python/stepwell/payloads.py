@@ -50,6 +50,11 @@ def from_payload(payload: Payload, into: Any = None) -> Any:
     return value if into is None else build(into, value)
 
 
+def from_argument(payload: Payload, into: Any = None) -> Any:
+    """What a function of the user's is called with: the value that was sent, or the empty object if none was."""
+    return build(into, from_payload(payload) if payload.WhichOneof("body") else {})
+
+
 def build(into: Any, value: Any) -> Any:
     """A plain JSON value as the type that a user declared. TypeError or ValueError if it does not fit."""
     if into is None or into is Any or into is object:

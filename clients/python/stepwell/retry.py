@@ -12,11 +12,12 @@ from stepwell.v1 import common_pb2 as pb
 
 BackoffName: TypeAlias = Literal["constant", "linear", "exponential"]
 
-_BACKOFFS = {
+_BACKOFFS: dict[BackoffName, pb.Backoff.ValueType] = {
     "constant": pb.BACKOFF_CONSTANT,
     "linear": pb.BACKOFF_LINEAR,
     "exponential": pb.BACKOFF_EXPONENTIAL,
 }
+_BACKOFF_NAMES = {number: name for name, number in _BACKOFFS.items()}
 _MOST_ATTEMPTS = 1_000_000
 
 
@@ -25,7 +26,7 @@ class Retry:
     """The one retry policy of all primitives. What is left out is the server's default.
 
     `limit` counts retries after the first execution, `max_attempts` all executions: give one of them, `math.inf` for no
-    maximum. `is_retryable` is asked in the worker with the error; False ends the step at once.
+    maximum. `is_retryable` is asked in the worker with the error; False ends the step or the job at once.
     """
 
     limit: float | None = None
@@ -56,6 +57,17 @@ class Retry:
         """How many executions there may be in all; None if that is left to the server."""
         return self.max_attempts if self.limit is None else self.limit + 1
 
+    def allows(self, error: BaseException) -> bool:
+        """What the author's own test says of an error; an error in the test itself counts as no."""
+        if self.is_retryable is None or not isinstance(error, Exception):
+            return True
+        try:
+            return bool(self.is_retryable(error))
+        except KeyboardInterrupt:
+            raise
+        except BaseException:  # a SystemExit would end the worker
+            return False
+
     def to_policy(self) -> pb.RetryPolicy:
         """The policy for the wire; what was left out stays unset."""
         policy = pb.RetryPolicy()
@@ -71,6 +83,17 @@ class Retry:
         if self.backoff is not None:
             policy.backoff = _BACKOFFS[self.backoff]
         return policy
+
+
+def from_policy(policy: pb.RetryPolicy) -> Retry:
+    """The policy that the wire has; what is unset there is left out."""
+    attempts = math.inf if policy.unlimited else policy.max_attempts or None
+    return Retry(
+        max_attempts=attempts,
+        delay=policy.delay.ToTimedelta() if policy.HasField("delay") else None,
+        backoff=_BACKOFF_NAMES.get(policy.backoff),
+        max_delay=policy.max_delay.ToTimedelta() if policy.HasField("max_delay") else None,
+    )
 
 
 def to_retry(value: Retry | Mapping[str, Any]) -> Retry:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 from collections.abc import Iterator
 from contextvars import copy_context
 from datetime import timedelta
@@ -19,14 +20,7 @@ from typing import TYPE_CHECKING, Any
 from stepwell import payloads, records
 from stepwell.bodies import Body, Outcome
 from stepwell.calls import CallState, StepCall
-from stepwell.errors import (
-    DuplicateStepKey,
-    PayloadInvalid,
-    StepMaxAttemptsExceeded,
-    StepResultInvalid,
-    from_failure,
-    raised_for,
-)
+from stepwell.errors import DuplicateStepKey, PayloadInvalid, StepMaxAttemptsExceeded, StepResultInvalid
 from stepwell.functions import WorkflowFunction, finish_of
 from stepwell.hosts import Host, Phase
 from stepwell.records import StepRecords
@@ -69,7 +63,7 @@ class Run:
         self._unannounced: list[StepCall] = []
         self._begun: list[StepCall] = []  # without a limit of time yet
         self._interruptions = 0
-        self._is_doubtful = False
+        self._steps_left = math.inf  # that may begin under this lease
         self._is_stopped = False
         self._expects_news = False
         self._was_told = False  # of something new, since the last Suspend
@@ -78,19 +72,17 @@ class Run:
 
     # What the server says.
 
-    def attach(
-        self, task_id: int, fence: int, task: pb.WorkflowInput, number: int = 0, *, is_doubtful: bool = False
-    ) -> None:
+    def attach(self, task_id: int, fence: int, task: pb.WorkflowInput, number: int = 0) -> None:
         """Hold the task from now on, with what is new in it; begin the function if it has not begun.
 
-        `number` is that of the last frame that was sent under this fence, by a run that had to start over. Of a task
-        that is doubtful no body begins before the server has said that it is held.
+        `number` is that of the last frame that was sent under this fence, by a run that had to start over.
         """
         self.task_id, self.fence, self.revision = task_id, fence, task.revision
         self.renewed_at = self._host.clock.now()
         self.phase, self._is_stopped, self._expects_news = Phase.HELD, False, False
         self._reports.restart(task_id, fence, number)
-        self._interruptions, self._is_doubtful = task.interruptions, is_doubtful
+        self._interruptions = task.interruptions
+        self._steps_left = task.max_steps or math.inf
         for state in task.steps:
             self._apply(state)
         asked, self._asked = self._asked, []
@@ -238,6 +230,7 @@ class Run:
         if known is None:
             self._records.put(records.unfinished(wait.name, type, 0))
             self._reports.add(pb.WorkerFrame(wait=wait))
+            self._steps_left -= 1
         return await self._answer(call)
 
     def _recall(self, name: str, type: states.StepType.ValueType) -> pb.StepState | None:
@@ -281,6 +274,7 @@ class Run:
             call.attempt = int(most)
             self._report_failure(call, StepMaxAttemptsExceeded())
         elif self._may_begin() and self._is_fresh():
+            self._steps_left -= 1
             self._begin(call)
             self._unannounced.append(call)
         else:
@@ -288,12 +282,12 @@ class Run:
             self._asked.append(call)
 
     def _may_begin(self) -> bool:
-        return self.phase is Phase.HELD and not self._is_stopped and not self._host.is_draining
+        return self.phase is Phase.HELD and not (self._is_stopped or self._host.is_draining or self._steps_left < 1)
 
     def _is_fresh(self) -> bool:
         """Whether bodies may begin unannounced. Their loss is told to the next holder as an interruption."""
         is_first = self._reports.number == 0 and not self._reports.has_news
-        return is_first and not self._is_doubtful and not self._host.terms.virtual_clock
+        return is_first and not self._host.terms.virtual_clock
 
     def _begin_announced(self, call: StepCall) -> None:
         if call.state is not CallState.OPENING:
@@ -355,7 +349,7 @@ class Run:
         if records.is_finished(state):
             call.abandon()
             self._close(call)
-            _settle(call.future, state, error)
+            call.settle(state, error)
         elif state.attempts >= call.attempt:  # else it is older than the execution that is under way
             self._stop_body(call)
             if call.body is not None and state.status != states.STEP_STATUS_WAITING:
@@ -447,7 +441,9 @@ class Run:
     def _take_asked(self) -> list[StepCall]:
         if not self._asked or not self._may_begin():
             return []
-        begins, self._asked = self._asked, []
+        most = int(min(len(self._asked), self._steps_left))
+        begins, self._asked = self._asked[:most], self._asked[most:]
+        self._steps_left -= most
         for call in begins:
             self._move(call, CallState.OPENING)
         return begins
@@ -461,29 +457,25 @@ class Run:
             self._suspend(cached=True)
         elif self._is_stopped and len(self._asked) == self._busy and self._is_answered():
             self._suspend(cached=False)  # to pause, with bodies that were not let begin
+        elif self._steps_left < 1 and self._asked and len(self._asked) == self._busy and not self._expects_news:
+            self._suspend(cached=False, yields=True)
 
     def _is_answered(self) -> bool:
         return self._reports.all_acked and not self._reports.has_news and not self._expects_news
 
-    def _suspend(self, *, cached: bool) -> None:
-        self._reports.add(pb.WorkerFrame(suspend=pb.Suspend(cached=cached, known_revision=self.revision)))
+    def _suspend(self, *, cached: bool, yields: bool = False) -> None:
+        suspend = pb.Suspend(cached=cached, known_revision=self.revision, yields=yields)
+        self._reports.add(pb.WorkerFrame(suspend=suspend))
         self.phase, self._was_told = Phase.SUSPENDING, False
 
     def _follow_phase(self, report: Report, ack: pb.Ack) -> None:
         if report.frame.HasField("suspend"):
             self._expects_news = not ack.released and not self._was_told
+            if ack.released and not report.frame.suspend.cached:
+                self.drop()
+                return
             self.phase = Phase.RELEASED if ack.released else Phase.HELD
             if ack.released:
                 self._host.let_go(self)
         elif ack.released:
             self.drop()
-
-
-def _settle(future: asyncio.Future[pb.StepState], state: pb.StepState, error: BaseException | None) -> None:
-    if future.done():
-        return
-    if state.status == states.STEP_STATUS_COMPLETED:
-        future.set_result(state)
-    else:
-        failure = state.failure
-        future.set_exception(from_failure(failure) if error is None else raised_for(error, failure))

@@ -1,8 +1,8 @@
-"""What a client is told of an instance: its status, and the steps and events of its history."""
+"""What a client is told: the status of an instance, the steps and events of its history, and where a hook stands."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from enum import StrEnum
@@ -12,6 +12,8 @@ from google.protobuf.message import Message
 
 from stepwell.durations import to_datetime
 from stepwell.payloads import from_payload
+from stepwell.retry import Retry, from_policy
+from stepwell.v1 import hooks_pb2
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Failure
 
@@ -55,6 +57,22 @@ class StepType(StrEnum):
     SLEEP = "sleep"
     WAIT_FOR_EVENT = "waitForEvent"
     UNKNOWN = "unknown"
+
+
+class HookStatus(StrEnum):
+    """Where a hook stands. The last three but `UNKNOWN` are ends."""
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+    UNKNOWN = "unknown"
+
+    @property
+    def is_terminal(self) -> bool:
+        """Whether only a retry leads on from here."""
+        return self in (HookStatus.COMPLETED, HookStatus.FAILED, HookStatus.CANCELLED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +145,44 @@ class InstanceChange(Generic[R]):
     steps: tuple[StepEntry, ...] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class HookState:
+    """A hook as it stands. `attempts` counts executions that began; `error` is what the last one failed with.
+
+    `payload` is None in lists. `next_attempt_at` is None while it executes, and when it has ended.
+    """
+
+    id: str
+    name: str
+    status: HookStatus
+    attempts: int
+    max_attempts: int | None
+    retry: Retry
+    idempotency_key: str
+    payload: Any = None
+    error: ErrorInfo | None = None
+    created_at: datetime | None = None
+    process_at: datetime | None = None
+    last_attempt_at: datetime | None = None
+    next_attempt_at: datetime | None = None
+    ended_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HookTarget:
+    """A webhook that hooks of a name go to. `disabled`: its receiver answered 410, and it waits to be put again.
+
+    `secrets` are told once, to whoever puts it.
+    """
+
+    name: str
+    url: str
+    disabled: bool
+    secrets: tuple[str, ...] = field(default=(), repr=False)
+    created_at: datetime | None = None
+    updated_at: datetime | None = None
+
+
 _STATUSES = {
     pb.INSTANCE_STATUS_QUEUED: Status.QUEUED,
     pb.INSTANCE_STATUS_RUNNING: Status.RUNNING,
@@ -150,6 +206,15 @@ _STEP_TYPES = {
     pb.STEP_TYPE_SLEEP: StepType.SLEEP,
     pb.STEP_TYPE_WAIT_FOR_EVENT: StepType.WAIT_FOR_EVENT,
 }
+
+_HOOK_STATUSES = {
+    hooks_pb2.HOOK_STATUS_PENDING: HookStatus.PENDING,
+    hooks_pb2.HOOK_STATUS_PROCESSING: HookStatus.PROCESSING,
+    hooks_pb2.HOOK_STATUS_COMPLETED: HookStatus.COMPLETED,
+    hooks_pb2.HOOK_STATUS_FAILED: HookStatus.FAILED,
+    hooks_pb2.HOOK_STATUS_CANCELLED: HookStatus.CANCELLED,
+}
+_HOOK_NUMBERS = {status: number for number, status in _HOOK_STATUSES.items()}
 
 
 def status_number(status: Status | str) -> pb.InstanceStatus.ValueType:
@@ -219,6 +284,46 @@ def event_entry(event: pb.Event) -> EventEntry:
         created_at=_instant(event, "created_at"),
         delivered_at=_instant(event, "delivered_at"),
         consumed_by_step=event.consumed_by_step,
+    )
+
+
+def hook_status_number(status: HookStatus | str) -> hooks_pb2.HookStatus.ValueType:
+    """The wire's number of a hook's status. ValueError if there is none."""
+    number = _HOOK_NUMBERS.get(HookStatus(status))
+    if number is None:
+        raise ValueError(f"hooks cannot be looked up by the status {status!r}")
+    return number
+
+
+def hook_state(hook: hooks_pb2.Hook) -> HookState:
+    """A hook as users see it."""
+    return HookState(
+        id=hook.hook_id,
+        name=hook.name,
+        status=_HOOK_STATUSES.get(hook.status, HookStatus.UNKNOWN),
+        attempts=hook.attempts,
+        max_attempts=hook.retry.max_attempts if hook.retry.HasField("max_attempts") else None,
+        retry=from_policy(hook.retry),
+        idempotency_key=hook.idempotency_key,
+        payload=from_payload(hook.payload),
+        error=error_info(hook.failure) if hook.HasField("failure") else None,
+        created_at=_instant(hook, "created_at"),
+        process_at=_instant(hook, "process_at"),
+        last_attempt_at=_instant(hook, "last_attempt_at"),
+        next_attempt_at=_instant(hook, "next_attempt_at"),
+        ended_at=_instant(hook, "ended_at"),
+    )
+
+
+def hook_target(target: hooks_pb2.HookTarget, secrets: Iterable[str] = ()) -> HookTarget:
+    """A target as users see it."""
+    return HookTarget(
+        name=target.name,
+        url=target.url,
+        disabled=target.disabled,
+        secrets=tuple(secrets),
+        created_at=_instant(target, "created_at"),
+        updated_at=_instant(target, "updated_at"),
     )
 
 

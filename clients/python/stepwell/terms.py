@@ -36,8 +36,8 @@ class Terms:
         return self.lease - min(self.lease / 3, self.heartbeat_interval / 2)
 
     @property
-    def standstill(self) -> float:
-        """Seconds without a look at the leases after which tasks that come in may have been given to others."""
+    def longest_standstill(self) -> float:
+        """Seconds without a turn of its loop after which a worker trusts no task that was sent to it meanwhile."""
         return max(self.ack_window, self.heartbeat_interval) / 2
 
 

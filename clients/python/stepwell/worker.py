@@ -1,4 +1,4 @@
-"""Worker: hosts workflows and executes them for a server."""
+"""Worker: hosts workflows and hooks, and executes them for a server."""
 
 from __future__ import annotations
 
@@ -12,14 +12,16 @@ from types import TracebackType
 from typing import Any
 
 import stepwell
+from stepwell.apps import App
 from stepwell.client import Client
-from stepwell.clocks import Clock, LoopClock
+from stepwell.clocks import Clock, LoopClock, sleep
 from stepwell.connection import Connection
 from stepwell.durations import DurationLike, to_seconds
 from stepwell.holdings import Capacity, Holdings
+from stepwell.hooks import HookDefinition
 from stepwell.threads import ThreadPool
 from stepwell.v1 import workers_pb2 as pb
-from stepwell.workflows import AnyWorkflow, App, WorkflowDefinition
+from stepwell.workflows import AnyWorkflow, WorkflowDefinition
 
 PROTOCOL_VERSION = 1
 
@@ -27,10 +29,10 @@ _SECONDS_TO_LEAVE = 2.0
 
 
 class Worker:
-    """Hosts the workflows of an app: `async with Worker(client, app):`, or `await Worker(client, app).run()`.
+    """Hosts what an app has: `async with Worker(client, app):`, or `await Worker(client, app).run()`.
 
     In the `with` block the worker is registered and takes tasks, at most `max_tasks` at a time. Leaving it, executing
-    step bodies get `grace` to end; what then still executes goes to another worker. Functions that are not async run in
+    functions get `grace` to end; what then still executes goes to another worker. Functions that are not async run in
     `threads` threads. Up to `cache` suspended runs stay in memory, so that they go on without a replay.
     """
 
@@ -40,6 +42,7 @@ class Worker:
         app: App | None = None,
         *,
         workflows: Sequence[AnyWorkflow] = (),
+        hooks: Sequence[HookDefinition[Any]] = (),
         max_tasks: int = 500,
         threads: int = 32,
         cache: int = 1000,
@@ -48,7 +51,8 @@ class Worker:
         connect_timeout: DurationLike = "30 seconds",
         clock: Clock | None = None,
     ) -> None:
-        self.app = App(workflows=[*(app.workflows if app else ()), *workflows])
+        given = app or App()
+        self.app = App(workflows=[*given.workflows, *workflows], hooks=[*given.hooks, *hooks])
         if max_tasks < 1 or threads < 1 or cache < 0:
             raise ValueError("max_tasks and threads are at least 1, cache at least 0")
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
@@ -87,10 +91,22 @@ class Worker:
         finally:
             await self.__aexit__(None, None, None)
 
-    async def ended(self) -> None:
-        """Wait until the worker ends by itself, because the server will never take it; CallFailed says why."""
+    async def ended(self, idle: DurationLike | None = None) -> None:
+        """Wait until the worker ends by itself, because the server will never take it; CallFailed says why.
+
+        With `idle`, also return when it has held no task for so long: for workers that run only while there is work.
+        """
         assert self._serving is not None
-        await asyncio.shield(self._serving)
+        if idle is None:
+            await asyncio.shield(self._serving)
+            return
+        resting = asyncio.create_task(self._rested(to_seconds(idle)))
+        try:
+            await asyncio.wait({self._serving, resting}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            resting.cancel()
+        if self._serving.done():
+            await self._serving
 
     def _open(self) -> None:
         if self._serving is not None:
@@ -114,6 +130,10 @@ class Worker:
             await self._serving
         if not self._connection.is_welcome.is_set():
             raise self._connection.last_failure or TimeoutError("the server did not answer")
+
+    async def _rested(self, seconds: float) -> None:
+        while (left := seconds - self._holdings.idle_for()) > 0:
+            await sleep(self._holdings.clock, left)
 
     async def _drain(self) -> None:
         """Let executing bodies end and be saved, for as long as the grace lasts, and say Goodbye."""
@@ -143,14 +163,23 @@ class Worker:
             sdk=f"stepwell-python/{stepwell.__version__}",
             protocol_version=PROTOCOL_VERSION,
             namespace=self._client.namespace,
-            handlers=[_handler(definition) for definition in self.app.definitions.values()],
+            handlers=[
+                *map(_workflow_handler, self.app.workflow_definitions.values()),
+                *map(_hook_handler, self.app.hook_definitions.values()),
+            ],
             held=self._holdings.held(),
         )
 
 
-def _handler(definition: WorkflowDefinition[Any, Any]) -> pb.Handler:
+def _workflow_handler(definition: WorkflowDefinition[Any, Any]) -> pb.Handler:
     return pb.Handler(
         kind=pb.HANDLER_KIND_WORKFLOW,
         name=definition.name,
         workflow=pb.WorkflowDefinition(description=definition.description),
+    )
+
+
+def _hook_handler(definition: HookDefinition[Any]) -> pb.Handler:
+    return pb.Handler(
+        kind=pb.HANDLER_KIND_HOOK, name=definition.name, hook=pb.HookDefinition(description=definition.description)
     )

@@ -1,10 +1,9 @@
-"""What an author writes: workflows as classes or functions, and the App that gathers them for a worker."""
+"""What an author writes: workflows, as classes or as functions."""
 
 from __future__ import annotations
 
-import inspect
 import re
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import (
@@ -16,10 +15,10 @@ from typing import (
     TypeVar,
     get_args,
     get_origin,
-    get_type_hints,
     overload,
 )
 
+from stepwell.signatures import concrete, first_line, hints_of
 from stepwell.steps import WorkflowStep
 
 if TYPE_CHECKING:
@@ -32,7 +31,6 @@ ChildP = TypeVar("ChildP")
 ChildR = TypeVar("ChildR")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
-_DESCRIPTION_CHARACTERS = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +100,7 @@ def workflow(
     def define(function: Callable[[WorkflowEvent[P], WorkflowStep], Awaitable[R]]) -> WorkflowDefinition[P, R]:
         params_type, result_type = _hinted_types(function)
         return WorkflowDefinition(
-            _checked_name(name), _first_line(function.__doc__), params_type, result_type, lambda _client: function
+            _checked_name(name), first_line(function.__doc__), params_type, result_type, lambda _client: function
         )
 
     return define
@@ -119,27 +117,8 @@ def definition_of(workflow: AnyWorkflow) -> WorkflowDefinition[Any, Any]:
         raise TypeError(f'give the workflow class {workflow.__name__} a name: name = "..."')
     params_type, result_type = _declared_types(workflow)
     return WorkflowDefinition(
-        _checked_name(name), _first_line(workflow.__dict__.get("__doc__")), params_type, result_type, _program(workflow)
+        _checked_name(name), first_line(workflow.__dict__.get("__doc__")), params_type, result_type, _program(workflow)
     )
-
-
-@dataclass(frozen=True, slots=True)
-class App:
-    """The workflows that a worker hosts: `Worker(client, app)`, `stepwell worker module:app`."""
-
-    workflows: Sequence[AnyWorkflow] = ()
-    definitions: dict[str, WorkflowDefinition[Any, Any]] = field(init=False, repr=False)
-
-    def __post_init__(self) -> None:
-        definitions: dict[str, WorkflowDefinition[Any, Any]] = {}
-        for workflow in self.workflows:
-            definition = definition_of(workflow)
-            if getattr(workflow, "run", None) is WorkflowEntrypoint.run:  # a client does without
-                raise TypeError(f"the workflow {definition.name!r} has no async def run(self, event, step)")
-            if definition.name in definitions:
-                raise ValueError(f"two workflows of this app are called {definition.name!r}")
-            definitions[definition.name] = definition
-        object.__setattr__(self, "definitions", definitions)
 
 
 def _program(cls: type[WorkflowEntrypoint[Any, Any]]) -> Callable[[Client | None], Program]:
@@ -157,29 +136,17 @@ def _checked_name(name: str) -> str:
     return name
 
 
-def _first_line(docstring: str | None) -> str:
-    lines = inspect.cleandoc(docstring or "").splitlines()
-    return lines[0][:_DESCRIPTION_CHARACTERS] if lines else ""
-
-
 def _declared_types(cls: type[WorkflowEntrypoint[Any, Any]]) -> tuple[Any, Any]:
     for ancestor in cls.__mro__:
         for base in ancestor.__dict__.get("__orig_bases__", ()):
             if get_origin(base) is WorkflowEntrypoint:
-                params_type, result_type = (_concrete(arg) for arg in get_args(base))
+                params_type, result_type = (concrete(arg) for arg in get_args(base))
                 return params_type, result_type
     return _hinted_types(cls.run)
 
 
 def _hinted_types(function: Callable[..., Any]) -> tuple[Any, Any]:
     """The types that the signature names; those that cannot be resolved, such as local classes, count as plain JSON."""
-    try:
-        hints = get_type_hints(function)
-    except NameError:
-        return None, None
+    hints = hints_of(function)
     events = [get_args(hint)[0] for hint in hints.values() if get_origin(hint) is WorkflowEvent]
-    return _concrete(events[0] if events else None), _concrete(hints.get("return"))
-
-
-def _concrete(hint: Any) -> Any:
-    return None if isinstance(hint, TypeVar) or hint is type(None) else hint
+    return concrete(events[0] if events else None), concrete(hints.get("return"))

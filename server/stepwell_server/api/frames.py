@@ -9,13 +9,13 @@ from stepwell.v1 import common_pb2, workers_pb2
 from stepwell_server.api import convert, validate
 from stepwell_server.domain import frames
 from stepwell_server.domain.errors import InvalidField, StepwellError
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.frames import DEFAULT_EVENT_TIMEOUT, Frame, FrameAnswer, Opening, RunNews
 from stepwell_server.domain.hooks import Hook
 from stepwell_server.domain.leases import Held
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.payloads import EMPTY_OBJECT, Payload
 from stepwell_server.domain.retry import StepPolicy
-from stepwell_server.domain.runs import load_open
 from stepwell_server.domain.tasks import Handler, Reason, Registration, Stop, Task, TaskKind
 from stepwell_server.domain.workflows import Step, StepType
 from stepwell_server.engine.dispatch import Delivery

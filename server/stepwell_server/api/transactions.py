@@ -8,11 +8,11 @@ from stepwell_server.api import convert
 from stepwell_server.api.calls import Context, request_of
 from stepwell_server.api.hooks import new_hook
 from stepwell_server.api.workflows import new_event, new_instance, stored_to_pb
-from stepwell_server.domain.errors import InvalidField
+from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.hooks import Hook
 from stepwell_server.domain.workflows import Instance
 from stepwell_server.engine.run_calls import Stored
-from stepwell_server.engine.transactions import Done, Operation, Transactions
+from stepwell_server.engine.transactions import Done, Operation, Transactions, named
 
 
 class TransactionServicer(TransactionServiceServicer):
@@ -23,12 +23,19 @@ class TransactionServicer(TransactionServiceServicer):
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
         namespace = convert.namespace_from_pb(request.namespace)
-        operations = [_operation(namespace, number, one) for number, one in enumerate(request.operations)]
+        operations = [_readable(namespace, number, one) for number, one in enumerate(request.operations)]
         done = await self._transactions.commit(namespace, operations, request_of(request))
         return pb.CommitResponse(results=map(_result, done))
 
 
-def _operation(namespace: str, number: int, one: pb.Operation) -> Operation:
+def _readable(namespace: str, number: int, one: pb.Operation) -> Operation:
+    try:
+        return _operation(namespace, one)
+    except StepwellError as refusal:
+        raise named(refusal, number) from None
+
+
+def _operation(namespace: str, one: pb.Operation) -> Operation:
     match one.WhichOneof("operation"):
         case "create_instance":
             return new_instance(namespace, one.create_instance)
@@ -37,7 +44,7 @@ def _operation(namespace: str, number: int, one: pb.Operation) -> Operation:
         case "trigger_hook":
             return new_hook(namespace, one.trigger_hook)
         case _:
-            raise InvalidField("say what to do", field="operations", operation=number)
+            raise InvalidField("say what to do", field="operations")
 
 
 def _result(done: Done) -> pb.OperationResult:

@@ -10,19 +10,21 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepwell_server.domain.errors import InvalidField, StepwellError
-from stepwell_server.domain.frames import Frame, FrameAnswer, Outcome, Rejected
+from stepwell_server.domain.errors import InvalidField, LeaseLost, StepwellError
+from stepwell_server.domain.executions import OpenStep, dump_open, load_open
+from stepwell_server.domain.frames import Frame, FrameAnswer, Outcome, Rejected, RunNews
 from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.retry import StepPolicy
-from stepwell_server.domain.runs import OpenStep, RunRules, dump_open, load_open
+from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import Reason, Stop, Task, TaskStatus, Verdict
 from stepwell_server.domain.times import Micros
-from stepwell_server.domain.workflows import Failure, Step
+from stepwell_server.domain.workflows import Failure
 
 JOB_PRIORITY = 5
 """Jobs are taken oldest due first, whether new or tried again."""
 
 _TIMED_OUT = Failure("JobTimeoutError", "JOB_TIMEOUT")
+_LOST = Failure("WorkerLost", "WORKER_LOST")
 _EXHAUSTED = Failure("JobMaxAttemptsExceeded", "JOB_MAX_ATTEMPTS_EXCEEDED", non_retryable=True)
 
 
@@ -57,10 +59,9 @@ class Job:
     rules: RunRules
     ended: Execution | None = None
     """The execution that ended in this transaction."""
-    is_taken: bool = False
-    """Its holder took too long, and no longer holds it."""
 
     has_parked = False
+    """A job cannot be paused by itself."""
 
     @property
     def ending(self) -> Execution | None:
@@ -120,17 +121,21 @@ class Job:
 
     # ---- what happens by itself
 
-    def expire(self) -> list[str]:
-        """Fail an execution that is open for too long; its worker no longer holds it."""
-        if self.task.open_steps and self._open.ends_at <= self.now:
-            self._end(_TIMED_OUT)
-            self.is_taken = True
-        return []
+    def news(self, answers: tuple[FrameAnswer, ...], *, again: bool) -> RunNews:
+        """What its worker learns besides: that it has lost the job, if its execution is open for too long."""
+        if self._open.ends_at > self.now:
+            return RunNews(answers, revision=self.task.revision, next_timer=self._open.ends_at)
+        self._end(_TIMED_OUT)
+        return RunNews(answers, stale=LeaseLost("the execution took too long", task_id=self.task.id))
 
     def claim(self, owner: Owner, fence: int, attempts: int, policy: StepPolicy) -> bool:
-        """Lease the job for its next execution. False: a lost holder had the last one, and the job has failed."""
+        """Lease the job for its next execution. False: a lost holder had the last one, and the job has failed.
+
+        What a lost holder had begun is closed here: its task would forget it if the next holder never gets it.
+        """
         if self.task.open_steps:
             attempts = self._open.attempt
+            self._close(JobStatus.OPEN, attempts, _LOST)
         if not policy.retry.allows_after(attempts):
             self._close(JobStatus.FAILED, attempts, _EXHAUSTED)
             return False
@@ -149,26 +154,3 @@ class Job:
         opened = dump_open([OpenStep("", attempts + 1, self.now, policy)])
         self.task = self.task._replace(open_steps=opened, claimed_at=self.now)
         self._end(failure)
-
-    # ---- reading: a job has no steps, and nothing in it waits
-
-    @property
-    def steps(self) -> dict[str, Step]:
-        """None."""
-        return {}
-
-    def resolve(self) -> list[Step]:
-        """Nothing."""
-        return []
-
-    def told_again(self) -> list[Step]:
-        """Nothing."""
-        return []
-
-    def overdue(self) -> bool:
-        """Never."""
-        return False
-
-    def next_timer(self) -> Micros | None:
-        """When its execution takes too long."""
-        return self._open.ends_at if self.task.open_steps else None

@@ -6,10 +6,8 @@ number of calls, and written once. Nothing here reads a clock or a database.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Mapping, Set
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 
 from stepwell_server.domain.errors import (
     InvalidField,
@@ -18,6 +16,7 @@ from stepwell_server.domain.errors import (
     StepTypeMismatch,
     StepwellError,
 )
+from stepwell_server.domain.executions import OpenStep, dump_open, load_open
 from stepwell_server.domain.frames import (
     BeginSteps,
     Finish,
@@ -26,6 +25,7 @@ from stepwell_server.domain.frames import (
     Opening,
     Outcome,
     Rejected,
+    RunNews,
     StepDone,
     StepFailed,
     Suspend,
@@ -35,7 +35,7 @@ from stepwell_server.domain.leases import LeaseTimes, Owner
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.namespaces import NamespaceLimits
 from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.retry import Backoff, RetryPolicy, StepPolicy
+from stepwell_server.domain.retry import StepPolicy
 from stepwell_server.domain.tasks import Handler, Reason, Stop, Task, TaskStatus, Verdict
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import PRIORITY, Event, Failure, Step, StepStatus, StepType
@@ -71,16 +71,6 @@ class RunRules:
         return self.limits.pending_events if own is None else own.max_pending_events
 
 
-@dataclass(frozen=True, slots=True)
-class OpenStep:
-    """An execution that is under way, as far as is known."""
-
-    name: str
-    attempt: int
-    ends_at: Micros
-    policy: StepPolicy
-
-
 @dataclass(slots=True)
 class Ending:
     """How a run ended."""
@@ -109,7 +99,6 @@ class Run:
     ending: Ending | None = None
     has_parked: bool = False
     """A frame of its worker has parked it, in this very transaction."""
-    is_taken = False
 
     # ---- what the worker reports
 
@@ -125,7 +114,10 @@ class Run:
         return FrameAnswer(frame.number, Verdict.ACCEPTED, before.stop, released, wake_at, self.task.revision)
 
     def repeat(self, frame: Frame) -> FrameAnswer:
-        """Answer a frame that was applied before, as it would be answered now."""
+        """Answer a frame whose number is used as it would be answered now; one that cannot be read is refused again."""
+        if isinstance(frame.body, Rejected):
+            said, refusal = self.task, frame.body.refusal
+            return FrameAnswer(frame.number, Verdict.REPEATED, said.stop, revision=said.revision, refusal=refusal)
         released = self.ending is not None or self.task.status is not TaskStatus.PROCESSING
         known = self.steps.get(frame.step_name or "")
         wake_at = None
@@ -337,6 +329,13 @@ class Run:
         self.task = self.task._replace(revision=self.task.revision + 1, step_count=self.task.step_count + 1)
         return self._new_step(one.name, StepType.DO, self.task.revision, policy=one.policy)
 
+    def news(self, answers: tuple[FrameAnswer, ...], *, again: bool) -> RunNews:
+        """What its worker learns besides: what is over by itself; all of that again, if it may have missed some."""
+        expired = self.expire()
+        resolved = self.resolve() if self.overdue() or self.task.wake_again else []
+        told = self.told_again() if again else [*(self.steps[name] for name in expired), *resolved]
+        return RunNews(answers, tuple(told), tuple(expired), self.task.revision, self.next_timer())
+
     # ---- what others do
 
     def claim(self, owner: Owner, fence: int) -> list[Step]:
@@ -455,27 +454,6 @@ class Run:
         """Change a step as of the run's present revision."""
         stored = step._replace(revision=self.task.revision, updated_at=self.now, **changes)  # type: ignore[arg-type]
         self.steps[step.name] = self.changed[step.name] = stored
-
-
-def dump_open(steps: Iterable[OpenStep]) -> str:
-    """Open executions as the task's row keeps them."""
-    rows = [(one.name, one.attempt, one.ends_at, one.policy.timeout, *_retry_row(one.policy.retry)) for one in steps]
-    return json.dumps(rows, separators=(",", ":")) if rows else ""
-
-
-def _retry_row(retry: RetryPolicy) -> tuple[int | str | None, ...]:
-    return retry.max_attempts, retry.delay, retry.backoff, retry.max_delay
-
-
-@lru_cache(64)  # several parts of one decision ask for the same
-def load_open(text: str) -> tuple[OpenStep, ...]:
-    """Open executions from the task's row."""
-    if not text:
-        return ()
-    return tuple(
-        OpenStep(name, attempt, ends_at, StepPolicy(RetryPolicy(most, delay, Backoff(backoff), max_delay), timeout))
-        for name, attempt, ends_at, timeout, most, delay, backoff, max_delay in json.loads(text)
-    )
 
 
 def _is_open_wait(step: Step) -> bool:

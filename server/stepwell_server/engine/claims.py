@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.hooks import Hook
 from stepwell_server.domain.leases import Owner
-from stepwell_server.domain.runs import RunRules, load_open
+from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import Handler, Reason, Task, TaskKind
 from stepwell_server.domain.times import Micros
 from stepwell_server.domain.workflows import Step
 from stepwell_server.engine import jobs
-from stepwell_server.engine.runs import Reads, RunBook, ref
+from stepwell_server.engine.runs import Reads, RunBook, changed_statuses, ref
 from stepwell_server.storage import dialect, handlers, workflows
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Tx
@@ -68,6 +69,18 @@ def claim(tx: Tx, seats: Sequence[Seat], rules: RunRules, patience: Micros, most
     short = [one.handler for one in asked if got[one.handler] < one.credits]
     wakes = handlers.next_wakes(tx, short) if short else []
     return Claimed(handed, tuple(wakes))
+
+
+def give_back_lost(tx: Tx, known: Mapping[Owner, frozenset[int]]) -> tuple[list[Task], Stamp]:
+    """Return what these hold and do not know of: a claim whose answer was lost, so that nobody was ever told."""
+    found = [task for owner in known for task in store.lock_held(tx, owner.session_id) if task.owner == owner]
+    lost = {task.id: task for task in found if task.owner and task.id not in known[task.owner] and not task.acked}
+    at = store.stamp(tx)
+    returned = [task.given_back() for task in lost.values()]
+    if returned:
+        store.save(tx, returned)
+        workflows.copy_status(tx, changed_statuses(lost, returned), at.now)
+    return returned, at
 
 
 def _asked(seats: Sequence[Seat]) -> list[Served]:

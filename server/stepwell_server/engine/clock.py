@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Set
 from dataclasses import dataclass
 from functools import partial
 
 from stepwell_server.domain.clock import ClockReading
-from stepwell_server.domain.runs import load_open
-from stepwell_server.domain.tasks import Handler
+from stepwell_server.domain.executions import load_open
+from stepwell_server.domain.tasks import Handler, Task
 from stepwell_server.domain.times import Micros
+from stepwell_server.engine import jobs
+from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.spine import Spine
 from stepwell_server.storage import clock as store
@@ -36,6 +38,8 @@ class _View:
     next_timer: Micros | None
     revision: int
     """Changes whenever anything does."""
+    unserved_until: Micros | None
+    """When a hook fails because nobody ever registered its name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +88,8 @@ class Clock:
 
     def _next_stop(self, view: _View, target: Micros) -> Micros:
         """The next instant at which something happens by itself."""
-        times = [at for at in (view.next_due, view.next_timer) if at is not None and at > view.at.now]
-        return min(times, default=target)
+        stops = (view.next_due, view.next_timer, view.unserved_until)
+        return min((at for at in stops if at is not None and at > view.at.now), default=target)
 
     async def _settled(self, ends: float) -> _View | None:
         """Wait until all that is due is done. None: it is not, and the call must answer.
@@ -96,8 +100,11 @@ class Clock:
         loop = asyncio.get_running_loop()
         before, quiet_since = None, loop.time()
         while True:
-            served = list(self.spine.dispatcher.served())
+            served = self.spine.dispatcher.served()
             view = await self.spine.db.run_tx(partial(_look, served=served), READ)
+            if view.unserved_until is not None and view.unserved_until <= view.at.now:
+                await self._fail_unserved()
+                continue
             if not view.held and not self._claimable(view):
                 return view
             if before is None or view.revision != before.revision:
@@ -108,16 +115,28 @@ class Clock:
                 return None
             await asyncio.sleep(LOOK)
 
+    async def _fail_unserved(self) -> None:
+        """What a sweep would do in a moment."""
+        rules = self.spine.committer.rules
+
+        def work(tx: Tx) -> tuple[list[Task], Stamp]:
+            return jobs.fail_unserved(tx, handlers.next_wakes(tx), rules), tasks.stamp(tx)
+
+        failed, at = await self.spine.db.run_tx(work)
+        self.spine.announce(committed_by(failed, [], at))
+
     def _claimable(self, view: _View) -> bool:
         """Whether something is due that a worker of this replica could take."""
         return view.next_due is not None and view.next_due <= view.at.now
 
 
-def _look(tx: Tx, served: Sequence[Handler]) -> _View:
+def _look(tx: Tx, served: Set[Handler]) -> _View:
     dialect.take_snapshot(tx)  # what is suspended between two statements would be seen by neither
-    wakes = handlers.next_wakes(tx, served) if served else []
+    wakes = handlers.next_wakes(tx)
     held = tasks.held(tx)
-    due = min((one.due_at for one in wakes if one.due_at is not None), default=None)
+    due = min((one.due_at for one in wakes if one.due_at is not None and one.handler in served), default=None)
     timers = [runs.next_timer(tx), *(one.ends_at for task in held for one in load_open(task.open_steps))]
     timer = min((at for at in timers if at is not None), default=None)
-    return _View(tasks.stamp(tx), len(held), due, timer, sum(task.revision + task.fence for task in held))
+    revision = sum(task.revision + task.fence for task in held)
+    unserved_until = min(jobs.unserved_until(wakes).values(), default=None)
+    return _View(tasks.stamp(tx), len(held), due, timer, revision, unserved_until)

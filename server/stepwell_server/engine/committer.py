@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -196,14 +196,21 @@ class Committer:
             log.error("hot_call_failed", calls=len(group), exc_info=error)
             refusal = Internal("internal error; the server's log has it")
         for waiting in group:
-            _settle(waiting, refusal)
+            _settle(waiting, _own(refusal))
+
+
+def _own(refusal: Exception) -> Exception:
+    """The refusal, for one caller alone: an exception that many raise gathers all their tracebacks."""
+    own = copy(refusal)
+    own.__cause__ = refusal.__cause__
+    return own
 
 
 def _settle(waiting: _Waiting, answer: Any) -> None:
     if waiting.answer.done():
         return  # its caller has gone; what was committed stays committed
     if isinstance(answer, Exception):
-        with suppress(asyncio.InvalidStateError):
-            waiting.answer.set_exception(answer)
+        waiting.answer.set_exception(answer)
+        waiting.answer.exception()  # whoever cares hears of it; that nobody is left to do so is no error of ours
     else:
         waiting.answer.set_result(answer)

@@ -261,16 +261,21 @@ class Connection:
 
     async def leave(self) -> None:
         """The worker said goodbye: what it holds goes back at once."""
-        await self._part([Leave(held=held, owner=self.owner) for held in self.place.held.values()])
+        leaves = [Leave(held=held, owner=self.owner) for held in self.place.held.values()]
+        await self._part([*self._arrivals(), *leaves])
 
     async def lose(self) -> None:
         """The stream broke: what was never sent goes back, all else gets a short grace or is carried elsewhere."""
         unsent = {one.held for one in self.outbox if isinstance(one, Delivery)}
         kept = [] if self.is_draining else [one for one in self.place.held.values() if one not in unsent]
         times = self.committer.rules.times
-        calls: list[HotCall] = [self._renewal(one) for one in self._arrived]  # what had arrived may have begun
+        calls: list[HotCall] = self._arrivals()
         calls += [GiveBack(held=one, owner=self.owner) for one in unsent]
         await self._part(calls + [Shorten(held=one, owner=self.owner, times=times) for one in kept])
+
+    def _arrivals(self) -> list[HotCall]:
+        """Acknowledgements that are not stored yet: what had arrived may have begun."""
+        return [self._renewal(one) for one in self._arrived]
 
     async def _part(self, calls: Sequence[HotCall]) -> None:
         self._has_parted = True

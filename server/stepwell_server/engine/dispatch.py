@@ -14,14 +14,16 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from stepwell_server.domain.dispatchers import ProcessOrder
-from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.errors import DatabaseUnavailable, StepwellError
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.frames import RunNews
 from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import Step
-from stepwell_server.engine.claims import Claimed, Handed, Seat
+from stepwell_server.engine.claims import Claimed, Handed, Seat, give_back_lost
 from stepwell_server.engine.committer import Committer
+from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.runs import ref
 from stepwell_server.engine.tasks import Claim, GiveBack
@@ -37,6 +39,7 @@ ASKED_AGAIN = 1.0
 """Seconds after which a question about a held run is asked again that the database did not answer."""
 
 _READ_STATE = TxOptions(label="read-state", read_only=True, reserved=True)
+_RECOVER = TxOptions(label="recover", reserved=True)
 
 log = structlog.get_logger()
 
@@ -69,6 +72,15 @@ class Place:
     timers: dict[int, Micros] = field(default_factory=dict)
     unsure: set[int] = field(default_factory=set)
     """Tasks about which an answer was lost: what it said must be said again."""
+    births: int = 0
+    """Newborns that are on their way to it."""
+    has_lost_claim: bool = False
+    """The answer to a claim was lost: it may hold what it never heard of, and takes nothing until that is returned."""
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether it can be given tasks."""
+        return self.credits > 0 and not self.has_lost_claim
 
 
 class Dispatcher:
@@ -181,25 +193,28 @@ class Dispatcher:
     def reserve(self, handler: Handler) -> Owner | None:
         """A worker for an instance that is about to be created, unless older work of that name may be waiting."""
         if self._embedded and not self._births[handler] and not self._is_due(handler):
-            able = [one for one in self._places.values() if one.credits > 0 and handler in one.handlers]
+            able = [one for one in self._places.values() if one.takes_more and handler in one.handlers]
             if able:
                 place = max(able, key=lambda one: one.credits)
                 place.credits -= 1
+                place.births += 1
                 return place.owner
         self._births[handler] += 1
         return None
 
-    def born(self, handler: Handler, seat: Owner | None, handed: Handed | None) -> None:
-        """What became of it: handed out, or stored for later, or refused."""
+    def born(self, handler: Handler, seat: Owner | None, handed: Handed | None, *, is_lost: bool = False) -> None:
+        """What became of it: handed out, or stored for later, or refused; or nobody knows."""
         if seat is None:
             self._births[handler] -= 1
             return
-        if handed is None:
-            place = self._places.get(seat)
-            if place is not None:
-                self.grant(place, 1)
-            return
-        self._hand(handed, ())
+        place = self._places.get(seat)
+        if place is not None:
+            place.births -= 1
+            place.has_lost_claim |= is_lost
+        if handed is not None:
+            self._hand(handed, ())
+        elif place is not None:
+            self.grant(place, 1)
 
     def _is_due(self, handler: Handler) -> bool:
         due_at = self._bus.due_at(handler)
@@ -214,6 +229,7 @@ class Dispatcher:
             self._look_again.clear()
             number = self._bus.number
             self._fire()
+            await self._recover()
             if not self._something_due():
                 await self._wait(number, self._until_next())
             elif await self._claim():
@@ -232,7 +248,7 @@ class Dispatcher:
         return self._embedded and any(self._is_due(handler) for handler in self._wanted())
 
     def _wanted(self) -> set[Handler]:
-        return {handler for place in self._places.values() if place.credits > 0 for handler in place.handlers}
+        return {handler for place in self._places.values() if place.takes_more for handler in place.handlers}
 
     def _until_next(self) -> float | None:
         """Seconds until the next time that this replica waits for."""
@@ -276,6 +292,9 @@ class Dispatcher:
             claimed = await self._committer.submit(Claim(seats, patience, most))
         except StepwellError as error:
             log.debug("claim_failed", reason=error.reason)
+            for seat in seats:
+                if seat.owner in self._places:
+                    self._places[seat.owner].has_lost_claim |= isinstance(error, DatabaseUnavailable)
         used = Counter(one.task.owner for one in claimed.handed)
         for seat in seats:
             place = self._places.get(seat.owner)
@@ -291,7 +310,7 @@ class Dispatcher:
         seats = []
         for place in self._places.values():
             wanted = place.handlers if order is None else frozenset(filter(order.wanted.matches, place.handlers))
-            if place.credits and wanted:
+            if place.takes_more and wanted:
                 seats.append(Seat(place.owner, wanted, place.credits))
         return seats
 
@@ -327,6 +346,24 @@ class Dispatcher:
         if wait is not None and not wait.done():
             wait.set_result(ended)
 
+    async def _recover(self) -> None:
+        """Return what was leased by a claim whose answer was lost. Until then those workers get nothing more."""
+        unsure = [one for one in self._places.values() if one.has_lost_claim and not one.births]
+        if not unsure:
+            return
+        known = {place.owner: frozenset(place.held) for place in unsure}
+        try:
+            returned, at = await self._committer.db.run_tx(lambda tx: give_back_lost(tx, known), _RECOVER)
+        except StepwellError as error:
+            log.debug("lost_claims_not_returned", reason=error.reason)
+            asyncio.get_running_loop().call_later(ASKED_AGAIN, self._look_again.set)
+            return
+        for place in unsure:
+            place.has_lost_claim = False
+        if returned:
+            log.info("lost_claims_returned", tasks=len(returned))
+            self._committer.on_commit(committed_by(returned, [], at))
+
     async def _deliver(self, handed: Sequence[Handed]) -> None:
         states = await self._states([one for one in handed if _needs_state(one)])
         for one in handed:
@@ -355,6 +392,9 @@ class Dispatcher:
             return
         delivery = Delivery(handed, steps)
         self.hold(place, delivery.held)
+        if handed.hook is not None:  # runs say when a body begins; here it begins now
+            (execution,) = load_open(handed.task.open_steps)
+            self.set_timer(place, delivery.held, execution.ends_at)
         place.deliver([delivery])
 
     def _give_back(self, handed: Handed) -> None:

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
 
-from stepwell_server.domain.errors import BatchTooLarge, StepwellError
+from stepwell_server.domain.errors import BatchTooLarge, DatabaseUnavailable, StepwellError
 from stepwell_server.domain.hooks import NewHook
 from stepwell_server.domain.names import check_request_id
 from stepwell_server.domain.payloads import Payload
@@ -119,7 +119,8 @@ class Intake:
         """Commit the calls in their order. A caller that goes away leaves them to be committed all the same."""
         answers = [one if isinstance(one, StepwellError) else self._enqueue(one) for one in calls]
         waiting = [one for one in answers if isinstance(one, asyncio.Future)]
-        await asyncio.gather(*waiting, return_exceptions=True)
+        if waiting:
+            await asyncio.wait(waiting)  # unlike gather, it does not take them along when it is cancelled
         return [_outcome(one) for one in answers]
 
     def _enqueue(self, call: HotCall) -> asyncio.Future[Any] | StepwellError:
@@ -135,11 +136,13 @@ class Intake:
 
     def _born(self, call: CreateRun, done: asyncio.Future[Any] | None) -> None:
         """Hand a newborn to the worker that was reserved for it, or let go of the worker."""
-        answer = None if done is None or done.cancelled() or done.exception() is not None else done.result()
+        error = None if done is None else done.exception()
+        answer = None if done is None or error is not None else done.result()
         handed, run = None, call.run
         if isinstance(answer, Created) and answer.is_new and answer.task is not None and run.seat is not None:
             handed = Handed(answer.task, Started(run.new.params, answer.task.run_at), is_fresh=True)
-        self.spine.dispatcher.born(run.new.key.handler, run.seat, handed)
+        is_lost = isinstance(error, DatabaseUnavailable)
+        self.spine.dispatcher.born(run.new.key.handler, run.seat, handed, is_lost=is_lost)
 
 
 def event_call(new: NewEvent, item: Item) -> SendEvent:

@@ -19,6 +19,7 @@ from stepwell_server.storage import dialect, handlers
 from stepwell_server.storage import hooks as store
 from stepwell_server.storage import tasks as task_store
 from stepwell_server.storage.database import Tx
+from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.hooks import FoundHook, HookBirth, HookEnd
 from stepwell_server.storage.tasks import Stamp
 
@@ -104,22 +105,35 @@ def claim(tx: Tx, leased: Sequence[tuple[Task, Owner, int]], rules: RunRules, at
     for job, (task, owner, fence) in zip(jobs, leased, strict=True):
         hook = found[task.id]
         job.claim(owner, fence, hook.attempts, hook.policy)
-    failed = [HookEnd(one.task.id, at.now, one.ended) for one in jobs if one.ended is not None]
-    if failed:
-        store.end(tx, failed)
-        task_store.remove(tx, [one.id for one in failed])
-    handed = [one.task for one in jobs if one.ended is None]
+    ends = [HookEnd(one.task.id, at.now, one.ended) for one in jobs if one.ended is not None]
+    if ends:
+        store.end(tx, ends)
+    gone = [one.task.id for one in jobs if one.ending is not None]
+    if gone:
+        task_store.remove(tx, gone)
+    handed = [one.task for one in jobs if one.ending is None]
     if handed:
         task_store.save(tx, handed)
     return [(task, found[task.id]) for task in handed]
 
 
-def fail_unserved(tx: Tx, of: Sequence[Handler], rules: RunRules) -> list[Task]:
-    """Count an execution as failed of each hook of these handlers that is due for too long, as nobody knows them.
+def unserved_until(wakes: Iterable[HandlerWake]) -> dict[Handler, Micros]:
+    """When the first hook of each handler fails that nobody ever registered."""
+    unknown = [one for one in wakes if one.handler.kind is TaskKind.HOOK and not one.is_registered]
+    return {one.handler: one.due_at + UNSERVED_FOR for one in unknown if one.due_at is not None}
 
-    Returns the tasks of those that are tried again.
+
+def fail_unserved(tx: Tx, wakes: Iterable[HandlerWake], rules: RunRules) -> list[Task]:
+    """Count an execution as failed of each hook that is due for too long because nobody ever registered its name.
+
+    Returns the tasks of those that are tried again: after another such time they fail again.
     """
-    found = store.lock_unserved(tx, of, UNSERVED_FOR, UNSERVED_AT_ONCE)
+    until = unserved_until(wakes)
+    if not until:
+        return []
+    now = task_store.stamp(tx).now
+    unknown = [handler for handler, at in until.items() if at <= now]
+    found = store.lock_unserved(tx, unknown, UNSERVED_FOR, UNSERVED_AT_ONCE) if unknown else []
     if not found:
         return []
     at = task_store.stamp(tx)

@@ -14,10 +14,11 @@ from stepwell_server.domain.errors import (
     RunSuperseded,
     StepwellError,
 )
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.frames import Frame, FrameAnswer, RunNews, Suspend, Wait
 from stepwell_server.domain.jobs import Job
 from stepwell_server.domain.leases import Held
-from stepwell_server.domain.runs import Run, load_open
+from stepwell_server.domain.runs import Run
 from stepwell_server.domain.tasks import Stop, Task, TaskKind, Verdict, judge
 from stepwell_server.domain.workflows import (
     Event,
@@ -267,14 +268,14 @@ class ReportFrames(HotCall):
                 lost = True
                 break
             answers.append(answer)
-        news = self._news(run, tuple(answers), again=self._tells_all(task))
+        news = RunNews(tuple(answers), revision=run.task.revision)
+        if run.ending is None and self._is_mine(run.task):
+            news = run.news(tuple(answers), again=self._tells_all(task))
         if run.ending is not None:
             group.remove(run.task)
         elif run.task != task:
             group.put(run.task)
-        lost = lost or run.is_taken
-        stale = LeaseLost("the task is no longer held", task_id=task.id) if lost else None
-        return replace(news, stale=stale)
+        return replace(news, stale=LeaseLost("the task is no longer held", task_id=task.id)) if lost else news
 
     def _tells_all(self, task: Task) -> bool:
         return self.tell_all or any(
@@ -300,14 +301,6 @@ class ReportFrames(HotCall):
     def _is_mine(self, task: Task) -> bool:
         mine = task.owner is not None and task.owner.session_id == self.session_id
         return mine and judge(task, self.held) is Verdict.ACCEPTED
-
-    def _news(self, run: Run | Job, answers: tuple[FrameAnswer, ...], *, again: bool) -> RunNews:
-        if run.ending is not None or not self._is_mine(run.task):
-            return RunNews(answers, revision=run.task.revision)
-        expired = run.expire()
-        resolved = run.resolve() if run.overdue() or run.task.wake_again else []
-        told = run.told_again() if again else [*(run.steps[name] for name in expired), *resolved]
-        return RunNews(answers, tuple(told), tuple(expired), run.task.revision, run.next_timer())
 
     def _lost(self, group: Group) -> RunNews:
         """The lease is gone: by this worker's own finish, which is then acknowledged again, or by somebody else."""

@@ -71,7 +71,7 @@ class Transactions:
                 case NewHook():
                     return self.hooks.call(await self.hooks.check(operation), NO_ITEM)
         except StepwellError as refusal:
-            raise _named(refusal, number) from None
+            raise named(refusal, number) from None
 
     def _execute(self, tx: Tx, calls: Sequence[HotCall], committed: list[Committed]) -> list[Done]:
         keys = [key for call in calls for key in call.task_keys]
@@ -82,7 +82,7 @@ class Transactions:
             result = run_group(tx, stage, self.spine.committer.rules, waiting=True)
             for answer in result.answers:
                 if isinstance(answer, StepwellError):
-                    raise _named(answer, len(done))
+                    raise named(answer, len(done))
                 done.append(answer.as_instance() if isinstance(answer, Created) else answer)
             committed.append(result.committed)
         return done
@@ -102,7 +102,8 @@ def _stages(calls: Sequence[HotCall]) -> list[list[HotCall]]:
     return stages
 
 
-def _named(refusal: StepwellError, number: int) -> StepwellError:
+def named(refusal: StepwellError, number: int) -> StepwellError:
+    """The refusal, which says whose it is: the place of its operation in the list."""
     refusal.metadata["operation"] = str(number)
     return refusal
 

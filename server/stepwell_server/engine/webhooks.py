@@ -15,10 +15,10 @@ from functools import partial
 import structlog
 
 from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.frames import Frame, Outcome, RunNews
 from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.payloads import EMPTY_OBJECT
-from stepwell_server.domain.runs import load_open
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import SECOND
 from stepwell_server.domain.webhooks import Completed, Delivery, DeliveryResult, Failed, Gone, Target

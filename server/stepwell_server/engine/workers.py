@@ -125,6 +125,7 @@ class Workers:
         connection_number, kept, returned, at = await self._spine.db.run_tx(lambda tx: self._meet(tx, session, hello))
         committed = committed_by([*kept, *returned], [], at)
         hosted = frozenset(one.handler for one in hello.hosted)
+        self._spine.bus.registered |= hosted
         self._spine.announce(replace(committed, touched=committed.touched | hosted))
         owner = Owner(hello.session_id, connection_number)
         connection = self._open(owner, hosted)
@@ -201,7 +202,7 @@ class Workers:
         owner, named = Owner(session.session_id, number), set(hello.held)
         times = self._spine.committer.rules.times
         kept = [task.renewed(owner, at.lease_now, times) for task in mine if Held(task.id, task.fence) in named]
-        returned = [task.given_back() for task in mine if Held(task.id, task.fence) not in named]
+        returned = [_dropped(task, at.now) for task in mine if Held(task.id, task.fence) not in named]
         if mine:
             store.save(tx, [*kept, *returned])
             before = {task.id: task for task in mine}
@@ -353,6 +354,11 @@ class Workers:
         last = shown[-1].session if shown else None
         token = self._tokens.encode(scope, [last.worker_id, last.session_id]) if more and last else ""
         return Page(shown, token)
+
+
+def _dropped(task: Task, now: Micros) -> Task:
+    """A task that its worker does not name: one that had arrived was given up and counts, another was never seen."""
+    return task.lapsed(now) if task.acked else task.given_back()
 
 
 def check_session_id(session_id: str) -> None:

@@ -15,8 +15,8 @@ from stepwell_server.domain.errors import (
     StepNotFound,
     StepwellError,
 )
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.pages import Page, PageRequest
-from stepwell_server.domain.runs import load_open
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import (

@@ -10,11 +10,11 @@ from typing import Any
 
 from sqlalchemy import BigInteger, Integer, Row, Select, Text, bindparam, select, true, update
 
+from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.hooks import STORED, Hook, HookFilter, HookKey, HookStatus, NewHook
 from stepwell_server.domain.jobs import Execution, JobStatus
 from stepwell_server.domain.retry import Backoff, RetryPolicy
-from stepwell_server.domain.runs import load_open
-from stepwell_server.domain.tasks import Handler, Reason, Task, TaskKind, TaskStatus
+from stepwell_server.domain.tasks import Handler, Task, TaskKind, TaskStatus
 from stepwell_server.domain.times import Micros
 from stepwell_server.storage import dialect, handlers
 from stepwell_server.storage import tasks as task_store
@@ -183,7 +183,7 @@ def _fences_sql(product: str) -> Select[Any]:
 
 
 def lock_unserved(tx: Tx, of: Sequence[Handler], overdue: Micros, limit: int) -> list[tuple[Task, Hook]]:
-    """Lock hooks of these handlers that are due for that long, and those that were once and are due again."""
+    """Lock hooks of these handlers that are due for that long."""
     statement = _unserved_sql(dialect.product(tx))
     given = {"wanted": handlers.as_rows(of), "overdue": overdue, "most": limit}
     ids = [row.id for row in tx.execute(statement, given)]
@@ -199,8 +199,7 @@ def _unserved_sql(product: str) -> Select[Any]:
     due = [
         handlers.same_handler(tasks.c, wanted.c),
         tasks.c.status == handlers.in_status(TaskStatus.PENDING),
-        tasks.c.run_at <= db_now(),
-        (tasks.c.run_at <= long_ago) | (tasks.c.reason == Reason.RETRY),
+        tasks.c.run_at <= long_ago,
     ]
     limit = bindparam("most", type_=Integer())
     joined = tasks.join(wanted, true())

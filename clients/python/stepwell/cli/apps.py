@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from stepwell.workflows import App
+from stepwell.apps import App
 
 AppName = Annotated[
     str, typer.Argument(metavar="MODULE[:APP]", help="The module, found from this folder, and its App (default: app).")

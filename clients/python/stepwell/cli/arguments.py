@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from datetime import timedelta
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NoReturn
 
 import typer
 
 from stepwell.durations import to_timedelta
-from stepwell.statuses import Status, status_number
+from stepwell.statuses import HookStatus, Status, hook_status_number, status_number
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 
@@ -42,6 +42,25 @@ def duration(value: str) -> timedelta:
         raise typer.BadParameter(str(error)) from None
 
 
+def instant(value: str) -> datetime:
+    """An instant in ISO 8601, with its time zone. A usage error if it is none."""
+    try:
+        at = datetime.fromisoformat(value)
+    except ValueError:
+        raise typer.BadParameter("must be an instant such as 2030-01-31T12:00:00Z") from None
+    if at.tzinfo is None:
+        raise typer.BadParameter("must have a time zone, such as 2030-01-31T12:00:00Z")
+    return at
+
+
+def _hook_status(value: str) -> int:
+    try:
+        return hook_status_number(value)
+    except ValueError:
+        words = ", ".join(status for status in HookStatus if status is not HookStatus.UNKNOWN)
+        raise typer.BadParameter(f"must be one of {words}") from None
+
+
 def _payload(value: str) -> Payload:
     text = _read(value)
     try:
@@ -63,11 +82,17 @@ Statuses = Annotated[
         "--status", "-s", metavar="STATUS", parser=_status, help="Only this status; can be given several times."
     ),
 ]
+HookStatuses = Annotated[
+    list[int],
+    typer.Option(
+        "--status", "-s", metavar="STATUS", parser=_hook_status, help="Only this status; can be given several times."
+    ),
+]
 Params = Annotated[
     Payload | None,
     typer.Option("--params", "-p", metavar="JSON", parser=_payload, help=f"Its parameters: {_JSON_HELP}"),
 ]
-EventPayload = Annotated[
+GivenPayload = Annotated[
     Payload | None, typer.Option("--payload", "-p", metavar="JSON", parser=_payload, help=f"Payload: {_JSON_HELP}")
 ]
 Wait = Annotated[

@@ -7,7 +7,7 @@ import sys
 import typer
 
 from stepwell import __version__
-from stepwell.cli import dev, info, listings, namespaces, server, workers, workflows
+from stepwell.cli import dev, dispatchers, hooks, info, listings, namespaces, server, wakes, workers, workflows
 from stepwell.errors import CallFailed
 
 app = typer.Typer(
@@ -24,8 +24,11 @@ app.command("migrate", context_settings=server.PASS_ON, add_help_option=False)(s
 app.command("dev")(dev.dev)
 app.command("worker")(workers.worker)
 app.command("workers")(listings.workers)
+app.command("dispatcher")(dispatchers.dispatcher)
 app.command("info")(info.info)
 app.add_typer(workflows.app, name="workflow")
+app.add_typer(wakes.app, name="wake")
+app.add_typer(hooks.app, name="hook")
 app.add_typer(namespaces.app, name="namespace")
 
 

@@ -13,10 +13,10 @@ import grpc
 import typer
 from grpc import aio
 
+from stepwell.apps import App
 from stepwell.cli import apps, logs, options, printing, server, stopping, workers
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
-from stepwell.workflows import App
 
 Database = Annotated[str, typer.Option(metavar="URL", help="Database of the server, if one is started.")]
 

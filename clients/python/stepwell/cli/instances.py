@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from datetime import datetime
 
@@ -11,9 +10,8 @@ from rich.text import Text
 
 from stepwell.cli import printing
 from stepwell.durations import to_datetime
-from stepwell.statuses import Status, StepStatus, StepType, instance_status, status_of, step_entry
+from stepwell.statuses import HookStatus, Status, StepStatus, StepType, instance_status, status_of, step_entry
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell.v1.common_pb2 import Failure, Payload
 
 INSTANCE_COLUMNS = ("id", "status", "run", "created", "", "labels")
 HISTORY_COLUMNS = ("at", "what", "name", "status", "attempts", "")
@@ -23,14 +21,17 @@ _STYLES = {
     "completed": "green",
     "errored": "red",
     "terminated": "red",
+    "failed": "red",
+    "cancelled": "red",
     "running": "cyan",
+    "processing": "cyan",
     "waiting": "yellow",
     "paused": "magenta",
     "waitingForPause": "magenta",
 }
 
 
-def word(status: Status | StepStatus) -> Text:
+def word(status: Status | StepStatus | HookStatus) -> Text:
     """A status, in its colour."""
     return Text(status, style=_STYLES.get(status, ""))
 
@@ -63,9 +64,9 @@ def instance_facts(instance: pb.Instance) -> Iterator[tuple[str, printing.Cell]]
     if shown.ended_at is not None:
         after = _after(shown.started_at, shown.ended_at)
         yield "ended", f"{printing.instant(shown.ended_at)} UTC{f', {after}' if after else ''}"
-    yield "params", _indented(instance.params)
+    yield "params", printing.indented(instance.params)
     if instance.HasField("output"):
-        yield "output", _indented(instance.output)
+        yield "output", printing.indented(instance.output)
     if shown.error is not None:
         yield "error", f"{shown.error.name}: {shown.error.message}"
 
@@ -76,7 +77,7 @@ def end_of(instance: pb.Instance) -> str:
         case Status.COMPLETE:
             return printing.payload(instance.output)
         case Status.ERRORED:
-            return _failure(instance.failure)
+            return printing.failure(instance.failure)
     return ""
 
 
@@ -92,7 +93,7 @@ def step_detail(step: pb.Step) -> str:
             "" if step.type == pb.STEP_TYPE_DO else _after(to_datetime(step.created_at), to_datetime(step.updated_at))
         )
         return "  ".join(filter(None, (waited, printing.payload(step.result))))
-    parts = [_failure(step.failure)] if step.HasField("failure") else []
+    parts = [printing.failure(step.failure)] if step.HasField("failure") else []
     if step.event_type and step.status == pb.STEP_STATUS_WAITING:
         parts.append(f"for {step.event_type}")
     if step.status != pb.STEP_STATUS_ERRORED:
@@ -132,20 +133,9 @@ def _attempts(step: pb.Step) -> str:
     return f"{step.attempts} of {step.max_attempts}" if step.HasField("max_attempts") else str(step.attempts)
 
 
-def _failure(failure: Failure) -> str:
-    return printing.shortened(f"{failure.name}: {failure.message}")
-
-
 def _labels(instance: pb.Instance) -> str:
     return " ".join(f"{key}={value}" for key, value in sorted(instance.labels.items()))
 
 
 def _instant(stamp: Timestamp) -> str:
     return printing.instant(to_datetime(stamp))
-
-
-def _indented(data: Payload) -> str:
-    try:
-        return json.dumps(json.loads(data.json), indent=2, ensure_ascii=False)
-    except ValueError:
-        return printing.payload(data)

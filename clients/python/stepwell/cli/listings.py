@@ -14,6 +14,7 @@ from stepwell.cli import arguments, instances, options, printing
 from stepwell.durations import to_datetime
 from stepwell.v1 import workers_pb2, workers_pb2_grpc
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workers_pb2 import HANDLER_KIND_HOOK, HANDLER_KIND_WORKFLOW
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 
 M = TypeVar("M", bound=Message)
@@ -66,7 +67,7 @@ def history(
             request.run_number = answer.run_number  # a restart meanwhile must not mix two runs
             return answer
 
-        return await _paged(page, request, "entries", sys.maxsize)
+        return await paged(page, request, "entries", sys.maxsize)
 
     answer = target.call(ask)
     if as_json:
@@ -82,44 +83,44 @@ def workers(target: options.Target, limit: Limit = 100, as_json: options.AsJson 
     request = workers_pb2.ListWorkersRequest(namespace=target.namespace)
 
     async def ask(channel: aio.Channel) -> workers_pb2.ListWorkersResponse:
-        return await _paged(workers_pb2_grpc.WorkerServiceStub(channel).ListWorkers, request, "workers", limit)
+        return await paged(workers_pb2_grpc.WorkerServiceStub(channel).ListWorkers, request, "workers", limit)
 
     answer = target.call(ask)
     if as_json:
         printing.print_json(answer)
         return
-    columns = ["worker", "sdk", "connected", "hosts", "holds"]
+    columns = ["worker", "sdk", "connected", "workflows", "hooks", "holds"]
     printing.print_table(columns, map(_worker_row, answer.workers))
-    _say_if_more(bool(answer.next_page_token))
+    say_if_more(bool(answer.next_page_token))
 
 
 def _list_instances(target: options.Target, request: pb.ListInstancesRequest, limit: int, as_json: bool) -> None:
     async def ask(channel: aio.Channel) -> pb.ListInstancesResponse:
-        return await _paged(WorkflowServiceStub(channel).ListInstances, request, "instances", limit)
+        return await paged(WorkflowServiceStub(channel).ListInstances, request, "instances", limit)
 
     answer = target.call(ask)
     if as_json:
         printing.print_json(answer)
         return
     printing.print_table(instances.INSTANCE_COLUMNS, map(instances.instance_row, answer.instances))
-    _say_if_more(bool(answer.next_page_token))
+    say_if_more(bool(answer.next_page_token))
 
 
 def _list_workflows(target: options.Target, limit: int, as_json: bool) -> None:
     request = pb.ListWorkflowsRequest(namespace=target.namespace)
 
     async def ask(channel: aio.Channel) -> pb.ListWorkflowsResponse:
-        return await _paged(WorkflowServiceStub(channel).ListWorkflows, request, "workflows", limit)
+        return await paged(WorkflowServiceStub(channel).ListWorkflows, request, "workflows", limit)
 
     answer = target.call(ask)
     if as_json:
         printing.print_json(answer)
         return
     printing.print_table(["workflow", "workers", "description", "registered"], map(_workflow_row, answer.workflows))
-    _say_if_more(bool(answer.next_page_token))
+    say_if_more(bool(answer.next_page_token))
 
 
-async def _paged(call: Callable[..., Awaitable[M]], request: Any, items: str, limit: int) -> M:
+async def paged(call: Callable[..., Awaitable[M]], request: Any, items: str, limit: int) -> M:
     """Up to `limit` items of a list, page after page, as one answer."""
     request.page_size = min(limit, _PAGE)
     found: Any = await call(request, timeout=options.DEADLINE)
@@ -137,12 +138,17 @@ def _workflow_row(workflow: pb.Workflow) -> list[str]:
 
 
 def _worker_row(worker: workers_pb2.Worker) -> list[str]:
-    hosts = " ".join(handler.name for handler in worker.handlers)
+    workflows, hooks = (_hosted(worker, kind) for kind in (HANDLER_KIND_WORKFLOW, HANDLER_KIND_HOOK))
     held = " ".join(f"{task.handler.name}/{task.key}" for task in worker.tasks)
-    connected = printing.instant(to_datetime(worker.connected_at))
-    return [worker.worker_id, worker.sdk, connected, hosts, printing.shortened(f"{worker.task_count} {held}".strip())]
+    holds = printing.shortened(f"{worker.task_count} {held}".strip())
+    return [worker.worker_id, worker.sdk, printing.instant(to_datetime(worker.connected_at)), workflows, hooks, holds]
 
 
-def _say_if_more(there_are: bool) -> None:
+def _hosted(worker: workers_pb2.Worker, kind: workers_pb2.HandlerKind.ValueType) -> str:
+    return " ".join(handler.name for handler in worker.handlers if handler.kind == kind)
+
+
+def say_if_more(there_are: bool) -> None:
+    """Tell that a list was cut off, where that does not mix with the list."""
     if there_are:
         print("there are more: raise --limit", file=sys.stderr)

@@ -15,7 +15,7 @@ from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from stepwell.v1.common_pb2 import Payload
+from stepwell.v1.common_pb2 import Failure, Payload
 
 Cell: TypeAlias = str | Text
 
@@ -83,6 +83,19 @@ def duration(length: timedelta) -> str:
 def payload(data: Payload) -> str:
     """A payload as one short line."""
     return shortened(data.json) if data.WhichOneof("body") != "binary" else f"{len(data.binary):,} bytes"
+
+
+def indented(data: Payload) -> str:
+    """A payload over as many lines as it takes."""
+    try:
+        return json.dumps(json.loads(data.json), indent=2, ensure_ascii=False)
+    except ValueError:
+        return payload(data)
+
+
+def failure(told: Failure) -> str:
+    """What went wrong, as one short line."""
+    return shortened(f"{told.name}: {told.message}")
 
 
 def shortened(text: str) -> str:

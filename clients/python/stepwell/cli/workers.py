@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 import typer
 
+from stepwell.apps import App
 from stepwell.cli import apps, arguments, logs, options, printing, stopping
 from stepwell.errors import CallFailed
 from stepwell.worker import Worker
-from stepwell.workflows import App
 
 ConnectTimeout = Annotated[
     timedelta,
@@ -19,10 +19,14 @@ ConnectTimeout = Annotated[
 ]
 Grace = Annotated[
     timedelta,
-    typer.Option(metavar="DURATION", parser=arguments.duration, help="How long executing steps may take to end, then."),
+    typer.Option(metavar="DURATION", parser=arguments.duration, help="How long what executes may take to end, then."),
 ]
-MaxTasks = Annotated[int, typer.Option(min=1, help="Most runs that it executes at once.")]
-Threads = Annotated[int, typer.Option(min=1, help="Threads for step functions that are not async.")]
+Idle = Annotated[
+    timedelta | None,
+    typer.Option(metavar="DURATION", parser=arguments.duration, help="Leave when it had nothing to do for so long."),
+]
+MaxTasks = Annotated[int, typer.Option(min=1, help="Most runs and hooks that it executes at once.")]
+Threads = Annotated[int, typer.Option(min=1, help="Threads for functions that are not async.")]
 
 
 @options.in_namespace
@@ -33,26 +37,27 @@ def worker(
     threads: Threads = 32,
     grace: Grace = timedelta(seconds=10),
     connect_timeout: ConnectTimeout = timedelta(seconds=30),
+    idle: Idle = None,
 ) -> None:
-    """Host the workflows of an app until Ctrl-C or SIGTERM."""
+    """Host what an app has until Ctrl-C or SIGTERM."""
     logs.log_to_terminal()
     found = apps.load_app(app)
     settings = {"max_tasks": max_tasks, "threads": threads, "grace": grace, "connect_timeout": connect_timeout}
-    asyncio.run(stopping.until_stopped(serve(target, found, **settings)))
+    asyncio.run(stopping.until_stopped(serve(target, found, idle, **settings)))
 
 
-async def serve(target: options.Target, app: App, **settings: Any) -> None:
-    """Work until cancelled, then drain. CallFailed if the server does not take the worker."""
+async def serve(target: options.Target, app: App, idle: timedelta | None = None, **settings: Any) -> None:
+    """Work until cancelled or idle, then drain. CallFailed if the server does not take the worker."""
     async with target.client() as client:
         worker = Worker(client, app, **settings)
         try:
             async with worker:
-                hosted = ", ".join(app.definitions) or "nothing"
+                hosted = ", ".join(app.names) or "nothing"
                 printing.print_line(f"worker {worker.worker_id} serves {hosted} at {target.server}; Ctrl-C stops it")
                 try:
-                    await worker.ended()
+                    await worker.ended(idle)
                 finally:
-                    printing.print_line(f"worker {worker.worker_id} stops when its steps have ended")
+                    printing.print_line(f"worker {worker.worker_id} stops when what it executes has ended")
         except CallFailed as failure:
             raise target.explained(failure) from None
         except TimeoutError:

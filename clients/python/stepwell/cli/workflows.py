@@ -86,7 +86,7 @@ def send_event(
     workflow: arguments.WorkflowName,
     id: arguments.InstanceId,
     type: Annotated[str, typer.Argument(metavar="TYPE", help="Type of the event, which a step waits for.")],
-    payload: arguments.EventPayload = None,
+    payload: arguments.GivenPayload = None,
     as_json: options.AsJson = False,
 ) -> None:
     """Send an event to an instance, which keeps it until a step waits for its type."""

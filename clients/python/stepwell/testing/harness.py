@@ -12,18 +12,22 @@ from uuid import uuid4
 
 from grpc import StatusCode
 
+from stepwell.apps import App
 from stepwell.client import Client
 from stepwell.durations import DurationLike, to_datetime, to_duration, to_seconds
 from stepwell.errors import CallFailed
+from stepwell.hooks import HookDefinition
 from stepwell.instances import Instance, Workflow
+from stepwell.retry import Retry
 from stepwell.statuses import EventEntry, StepEntry
 from stepwell.testing.servers import VirtualServer
+from stepwell.triggers import Hook, TriggeredHook
 from stepwell.v1 import clock_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell.v1.namespaces_pb2 import CreateNamespaceRequest
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.worker import Worker
-from stepwell.workflows import AnyWorkflow, App, WorkflowDefinition, WorkflowEntrypoint
+from stepwell.workflows import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -141,6 +145,33 @@ class Harness:
         instance = await accessor.create(id=id, params=params, labels=labels)
         await self.run_until_idle()
         return instance
+
+    @overload
+    async def trigger(
+        self,
+        hook: HookDefinition[P],
+        payload: P | None = None,
+        *,
+        process_at: datetime | None = None,
+        retry: Retry | None = None,
+        id: str | None = None,
+    ) -> TriggeredHook: ...
+    @overload
+    async def trigger(
+        self,
+        hook: str,
+        payload: Any = None,
+        *,
+        process_at: datetime | None = None,
+        retry: Retry | None = None,
+        id: str | None = None,
+    ) -> TriggeredHook: ...
+    async def trigger(self, hook: HookDefinition[Any] | str, payload: Any = None, **options: Any) -> TriggeredHook:
+        """Trigger a hook, and let it come as far as it can without time passing."""
+        accessor: Hook[Any] = self._client.hook(hook)
+        triggered = await accessor.trigger(payload, **options)
+        await self.run_until_idle()
+        return triggered
 
     async def send_event(self, instance: Instance[Any], type: str, payload: Any = None) -> None:
         """Send an event, and let what it wakes come as far as it can without time passing."""

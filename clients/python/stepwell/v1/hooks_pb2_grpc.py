@@ -30,8 +30,8 @@ class HookServiceStub:
     (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. When it has been due for 24 hours, each
-    attempt fails with HOOK_HANDLER_NOT_FOUND. A name whose workers are merely away just waits.
+    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
     what happened, in namespaces that have a handler or target of that name: see EngineEvent.
@@ -92,8 +92,8 @@ class HookServiceServicer:
     (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. When it has been due for 24 hours, each
-    attempt fails with HOOK_HANDLER_NOT_FOUND. A name whose workers are merely away just waits.
+    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
     what happened, in namespaces that have a handler or target of that name: see EngineEvent.
@@ -222,8 +222,8 @@ class HookService:
     (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. When it has been due for 24 hours, each
-    attempt fails with HOOK_HANDLER_NOT_FOUND. A name whose workers are merely away just waits.
+    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
     what happened, in namespaces that have a handler or target of that name: see EngineEvent.

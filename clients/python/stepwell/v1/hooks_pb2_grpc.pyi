@@ -31,8 +31,8 @@ class HookServiceStub:
     (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. When it has been due for 24 hours, each
-    attempt fails with HOOK_HANDLER_NOT_FOUND. A name whose workers are merely away just waits.
+    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
     what happened, in namespaces that have a handler or target of that name: see EngineEvent.
@@ -83,8 +83,8 @@ class HookServiceAsyncStub(HookServiceStub):
     (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. When it has been due for 24 hours, each
-    attempt fails with HOOK_HANDLER_NOT_FOUND. A name whose workers are merely away just waits.
+    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
     what happened, in namespaces that have a handler or target of that name: see EngineEvent.
@@ -131,8 +131,8 @@ class HookServiceServicer(metaclass=_abc_1.ABCMeta):
     (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. When it has been due for 24 hours, each
-    attempt fails with HOOK_HANDLER_NOT_FOUND. A name whose workers are merely away just waits.
+    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
     what happened, in namespaces that have a handler or target of that name: see EngineEvent.

@@ -755,7 +755,8 @@ class ServerFrame(_message.Message):
     @_builtins.property
     def refused(self) -> _errors_pb2.ItemError:
         """The numbered frame was refused and changed nothing; its number is used up, and the frames after it count as if
-        it had not been sent. The task is still held. A number that leaves a gap is refused and not used up. For a frame without a number:
+        it had not been sent. Sent again, it is refused again if it cannot be read, and acknowledged if it was refused for what the run
+        was then: check before sending. The task is still held. A number that leaves a gap is refused and not used up. For a frame without a number:
         Credit, answered with number 0.
         """
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import structlog
 
 from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.hooks import UNSERVED_FOR
 from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.tasks import Handler, Task, TaskKind
 from stepwell_server.domain.times import SECOND, Micros
@@ -65,8 +64,6 @@ class Sweep:
     workers: Workers
     _rested_at: Micros = 0
     """When nobody held anything, as far as this replica saw, by lease_now()."""
-    _forlorn: set[Handler] = field(default_factory=set)
-    """Handlers that nobody knows, of which a hook has failed for it."""
 
     async def run(self) -> None:
         """Sweep again and again, with jitter, until cancelled."""
@@ -104,7 +101,7 @@ class Sweep:
     def _sweep(self, tx: Tx, owners: Sequence[Owner]) -> Swept:
         """Without workers a system at rest writes nothing: the lease clock only ticks while something is held."""
         confirmed = sessions.confirm(tx, owners) if owners else set()  # before tasks are locked, as who connects does
-        gap, lapsed, given_up = False, list[Task](), list[Task]()
+        gap, lapsed = False, list[Task]()
         held = leases.any_held(tx)
         if held:
             gap = leases.tick(tx, self.spine.committer.rules.times, self._rested_at)
@@ -114,18 +111,10 @@ class Sweep:
                 workflows.copy_status(tx, statuses, tasks.stamp(tx).now)
         self.hints.ping(tx)
         wakes = handlers.next_wakes(tx)
-        unknown = self._unknown(wakes, tasks.stamp(tx).now)
-        if unknown:
-            given_up = jobs.fail_unserved(tx, unknown, self.spine.committer.rules)
+        given_up = jobs.fail_unserved(tx, wakes, self.spine.committer.rules)
+        if given_up:
             wakes = handlers.next_wakes(tx)
         return Swept(wakes, lapsed, given_up, gap, held, confirmed, sessions.served(tx), tasks.stamp(tx))
-
-    def _unknown(self, wakes: Sequence[HandlerWake], now: Micros) -> list[Handler]:
-        """Handlers of hooks that nobody ever registered and that have something due for too long."""
-        due = {one.handler: one.due_at for one in wakes if not one.is_registered and one.due_at is not None}
-        hooks = {one: at for one, at in due.items() if one.kind is TaskKind.HOOK}
-        self._forlorn = {one for one, at in hooks.items() if one in self._forlorn or at <= now - UNSERVED_FOR}
-        return [one for one in self._forlorn if hooks[one] <= now]
 
     def _interval(self) -> float:
         if not self.spine.db.reachable:

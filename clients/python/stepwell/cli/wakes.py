@@ -1,0 +1,129 @@
+"""`stepwell wake`: when something is due next, now or as it changes."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+import typer
+from google.protobuf.timestamp_pb2 import Timestamp
+from grpc import aio
+
+from stepwell.cli import options, printing, watching
+from stepwell.durations import to_datetime
+from stepwell.processors import kind_name, kind_names, kind_number
+from stepwell.v1 import dispatchers_pb2 as pb
+from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
+
+app = typer.Typer(help="See when something is due next.", no_args_is_help=True)
+
+
+def _kind(value: str) -> str:
+    if value not in kind_names():
+        raise typer.BadParameter(f"must be one of {', '.join(kind_names())}")
+    return value
+
+
+Kinds = Annotated[
+    list[str],
+    typer.Option(
+        "--kind", metavar="KIND", parser=_kind, help="Only handlers of this kind; can be given several times."
+    ),
+]
+Names = Annotated[
+    list[str],
+    typer.Option("--name", metavar="NAME", help="Only handlers of this name; can be given several times."),
+]
+
+
+@app.command("next")
+@options.in_namespace
+def next_(
+    target: options.Target,
+    kind: Kinds = [],  # noqa: B006 - typer copies it
+    name: Names = [],  # noqa: B006 - typer copies it
+    as_json: options.AsJson = False,
+) -> None:
+    """Show when the next task can be claimed, and which due work has no worker."""
+    request = pb.GetNextWakeRequest(namespace=target.namespace, filter=_filter(kind, name))
+
+    async def ask(channel: aio.Channel) -> pb.GetNextWakeResponse:
+        return await DispatcherServiceStub(channel).GetNextWake(request, timeout=options.DEADLINE)
+
+    answer = target.call(ask)
+    if as_json:
+        printing.print_json(answer)
+    else:
+        printing.print_table(["", ""], _facts(answer.next_wake, answer.now))
+
+
+@app.command()
+@options.in_namespace
+def stream(
+    target: options.Target,
+    kind: Kinds = [],  # noqa: B006 - typer copies it
+    name: Names = [],  # noqa: B006 - typer copies it
+    as_json: options.AsJson = False,
+) -> None:
+    """Follow the next wake, a line per change, until Ctrl-C."""
+    request = pb.WakeStreamRequest(namespace=target.namespace, filter=_filter(kind, name))
+
+    async def follow(channel: aio.Channel) -> None:
+        shown = None
+        while True:
+            shown = await _follow(DispatcherServiceStub(channel).WakeStream(request), shown, as_json)
+
+    try:
+        target.call(follow)
+    except KeyboardInterrupt:
+        raise typer.Exit(watching.INTERRUPTED) from None
+
+
+async def _follow(call: Any, shown: pb.NextWake | None, as_json: bool) -> pb.NextWake | None:
+    """Print what one stream has to say that was not shown before; the last that was shown."""
+    while (message := await call.read()) is not aio.EOF:
+        if message.next_wake != shown:  # else it is a keepalive
+            shown = message.next_wake
+            _print_change(message, as_json)
+        if message.draining:
+            break
+    call.cancel()
+    return shown
+
+
+def _print_change(message: pb.WakeStreamResponse, as_json: bool) -> None:
+    if as_json:
+        printing.print_json(message, one_line=True)
+        return
+    wake = message.next_wake
+    unserved = ", ".join(f"{kind_name(one.kind)} {one.name}" for one in wake.unserved)
+    at = f"{to_datetime(message.now):%H:%M:%S}  "
+    printing.print_line(at, _when(wake, message.now), f"; no worker for {unserved}" if unserved else "")
+
+
+def _facts(wake: pb.NextWake, now: Timestamp) -> list[tuple[str, str]]:
+    unserved = [
+        ("no worker for", f"{kind_name(one.kind)} {one.name}, due since {_readable(one.due_at)}")
+        for one in wake.unserved
+    ]
+    return [
+        ("next wake", _when(wake, now)),
+        ("number", f"{wake.number} of replica {wake.replica_id}"),
+        *unserved,
+    ]
+
+
+def _when(wake: pb.NextWake, now: Timestamp) -> str:
+    if not wake.HasField("wake_at"):
+        return "none: nothing waits"
+    left = to_datetime(wake.wake_at) - to_datetime(now)
+    if left.total_seconds() <= 0:
+        return f"now: due since {_readable(wake.wake_at)}"
+    return f"in {printing.duration(left)}, at {_readable(wake.wake_at)}"
+
+
+def _readable(instant: Timestamp) -> str:
+    return f"{printing.instant(to_datetime(instant))} UTC"
+
+
+def _filter(kinds: list[str], names: list[str]) -> pb.WakeFilter:
+    return pb.WakeFilter(kinds=map(kind_number, kinds), names=names)

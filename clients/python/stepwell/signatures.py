@@ -1,0 +1,28 @@
+"""What the signature and the docstring of a user's function say of it."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar, get_type_hints
+
+_DESCRIPTION_CHARACTERS = 1024
+
+
+def first_line(docstring: str | None) -> str:
+    """The description that a docstring begins with."""
+    lines = inspect.cleandoc(docstring or "").splitlines()
+    return lines[0][:_DESCRIPTION_CHARACTERS] if lines else ""
+
+
+def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """The types that a signature names; none if some cannot be resolved, such as classes inside of a function."""
+    try:
+        return get_type_hints(function)
+    except (NameError, TypeError):
+        return {}
+
+
+def concrete(hint: Any) -> Any:
+    """The type to build a value into; None if the hint names none."""
+    return None if isinstance(hint, TypeVar) or hint is type(None) else hint

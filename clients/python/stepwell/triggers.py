@@ -1,0 +1,170 @@
+"""Hook and TriggeredHook: what a client can do with hooks of a name, and with one that was triggered."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from uuid import uuid4
+
+from grpc import StatusCode
+
+from stepwell.batching import in_batches
+from stepwell.durations import to_timestamp
+from stepwell.errors import CallFailed, refusal_of
+from stepwell.payloads import to_payload
+from stepwell.retry import Retry
+from stepwell.statuses import HookState, HookStatus, HookTarget, hook_state, hook_status_number, hook_target
+from stepwell.v1 import hooks_pb2 as pb
+
+if TYPE_CHECKING:
+    from stepwell.client import Client
+
+P = TypeVar("P")
+
+_PAGE = 100
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NewHook(Generic[P]):
+    """One hook of a `trigger_batch`."""
+
+    payload: P | None = None
+    id: str | None = None
+    process_at: datetime | None = None
+    retry: Retry | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hook(Generic[P]):
+    """Hooks of a name, on the server: triggers, finds and lists them, and says which webhook they go to."""
+
+    client: Client
+    name: str
+    retry: Retry | None = None
+
+    async def trigger(
+        self,
+        payload: P | None = None,
+        *,
+        process_at: datetime | None = None,
+        retry: Retry | None = None,
+        id: str | None = None,
+    ) -> TriggeredHook:
+        """Store a hook, to be executed at once or not before `process_at`; answers when it is stored.
+
+        `retry` is stored with it; left out, it is the definition's, and then the server's default.
+        """
+        new = NewHook(payload=payload, id=id, process_at=process_at, retry=retry)
+        result = await self.client.trigger_coalesced(trigger_item(self.name, new, self.retry))
+        return self._triggered(result)
+
+    async def trigger_batch(self, batch: Iterable[NewHook[P] | Mapping[str, Any]]) -> list[TriggeredHook]:
+        """Store many hooks. The first one that is refused is raised; those before and after it are stored."""
+        news = [new if isinstance(new, NewHook) else NewHook(**new) for new in batch]
+        results: list[pb.TriggerHooksResult] = []
+        for items in in_batches([trigger_item(self.name, new, self.retry) for new in news]):
+            request = pb.TriggerHooksRequest(namespace=self.client.namespace, items=items)
+            calling = self.client.hook_stub.TriggerHooks(request, timeout=self.client.timeout)
+            results.extend((await self.client.call(calling)).results)
+        return [self._triggered(result) for result in results]
+
+    async def get(self, id: str) -> TriggeredHook:
+        """The hook of that id. CallFailed with HOOK_NOT_FOUND if there is none of this name."""
+        hook = TriggeredHook(self.client, self.name, id)
+        if (await hook.fetch()).name != self.name:  # ids are unique across names
+            raise CallFailed(
+                StatusCode.NOT_FOUND, f"there is no hook {self.name} {id}", "HOOK_NOT_FOUND", {"hook_id": id}
+            )
+        return hook
+
+    async def list(
+        self, *, status: HookStatus | str | Iterable[HookStatus | str] | None = None
+    ) -> AsyncIterator[HookState]:
+        """The hooks of this name, newest first; with `status`, only those that stand so. They come without payload."""
+        wanted = [status] if isinstance(status, str) else list(status or ())
+        request = pb.ListHooksRequest(
+            namespace=self.client.namespace,
+            name=self.name,
+            statuses=map(hook_status_number, wanted),
+            page_size=_PAGE,
+        )
+        while True:
+            page = await self.client.call(self.client.hook_stub.ListHooks(request, timeout=self.client.timeout))
+            for hook in page.hooks:
+                yield hook_state(hook)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    async def put_target(self, url: str, *, secrets: Iterable[str] = ()) -> HookTarget:
+        """Send hooks of this name to an https URL from now on; also enables a target again.
+
+        Without `secrets` to sign with, it keeps those it has, or gets a new one. The answer holds them.
+        """
+        request = pb.PutHookTargetRequest(
+            namespace=self.client.namespace, name=self.name, url=url, secrets=secrets, request_id=uuid4().hex
+        )
+        answer = await self.client.call(self.client.hook_stub.PutHookTarget(request, timeout=self.client.timeout))
+        return hook_target(answer.target, answer.secrets)
+
+    async def delete_target(self) -> None:
+        """Send hooks of this name to no webhook any more. Those that have not ended wait for a worker, or a target."""
+        request = pb.DeleteHookTargetRequest(namespace=self.client.namespace, name=self.name, request_id=uuid4().hex)
+        await self.client.call(self.client.hook_stub.DeleteHookTarget(request, timeout=self.client.timeout))
+
+    def _triggered(self, result: pb.TriggerHooksResult) -> TriggeredHook:
+        if result.HasField("error"):
+            raise refusal_of(result.error)
+        return TriggeredHook(self.client, self.name, result.hook.hook_id)
+
+
+@dataclass(frozen=True, slots=True)
+class TriggeredHook:
+    """One hook, on the server: a handle that holds its id."""
+
+    client: Client
+    name: str
+    id: str
+
+    async def status(self) -> HookState:
+        """The hook as it stands now."""
+        return hook_state(await self.fetch())
+
+    async def retry(self) -> None:
+        """Let it be executed at once: one that failed or was cancelled begins anew, one that waits no longer does."""
+        request = pb.RetryHookRequest(namespace=self.client.namespace, hook_id=self.id, request_id=uuid4().hex)
+        await self.client.call(self.client.hook_stub.RetryHook(request, timeout=self.client.timeout))
+
+    async def cancel(self) -> None:
+        """End it, if it has not ended. A handler that executes is told to stop."""
+        request = pb.CancelHookRequest(namespace=self.client.namespace, hook_id=self.id, request_id=uuid4().hex)
+        await self.client.call(self.client.hook_stub.CancelHook(request, timeout=self.client.timeout))
+
+    async def fetch(self) -> pb.Hook:
+        """The hook as the wire has it."""
+        request = pb.GetHookRequest(namespace=self.client.namespace, hook_id=self.id)
+        answer = await self.client.call(self.client.hook_stub.GetHook(request, timeout=self.client.timeout))
+        return answer.hook
+
+
+def trigger_item(name: str, new: NewHook[Any], default: Retry | None) -> pb.TriggerHooksItem:
+    """A hook to store, for the wire. ValueError or PayloadInvalid if it cannot be sent."""
+    if new.id == "":  # which on the wire would mean that none was given
+        raise CallFailed(StatusCode.INVALID_ARGUMENT, "a hook id is not empty; None is a random one", "INVALID_HOOK_ID")
+    if new.process_at is not None and not isinstance(new.process_at, datetime):
+        raise ValueError(
+            f"process_at is an instant, such as datetime.now(UTC) + timedelta(hours=1): {new.process_at!r}"
+        )
+    if new.retry is not None and new.retry.is_retryable is not None:
+        raise ValueError("is_retryable is asked in the worker: give it to @hook(..., retry=Retry(is_retryable=...))")
+    retry = new.retry or default
+    return pb.TriggerHooksItem(
+        name=name,
+        hook_id=new.id or "",
+        payload=to_payload(new.payload),
+        process_at=None if new.process_at is None else to_timestamp(new.process_at),
+        retry=None if retry is None else retry.to_policy(),
+        request_id=uuid4().hex,
+    )

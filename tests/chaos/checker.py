@@ -1,0 +1,86 @@
+"""The checker: a recorded history in, a verdict out. It touches nothing else, so a history can be checked again.
+
+python -m tests.chaos.checker FOLDER
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from tests.chaos import figures
+from tests.chaos.invariants import api, events, liveness, timers, workflows
+from tests.chaos.records import Count, History, load
+from tests.chaos.verdicts import Verdict
+from tests.chaos.view import View
+
+CHECKS = (workflows.check, timers.check, events.check, api.check, liveness.check)
+
+ENOUGH = 0.8
+"""Part of the planned calls that must have been acknowledged."""
+
+OVERLAPS: dict[str, Callable[[View], int]] = {
+    "zombies": figures.zombies,
+    "zombie-reports": figures.zombie_reports,
+    "takeovers": figures.takeovers,
+    "near-deadline": figures.near_deadline,
+    "repeats": figures.repeats,
+}
+"""What makes a fault interesting and can be seen in the history. What cannot is recorded as a `Count`."""
+
+
+def check(history: History) -> Verdict:
+    """Whether every promise was kept, and whether enough happened to say so."""
+    view = View(history)
+    checks = CHECKS if view.has_snapshot else (liveness.check,)
+    violations = [violation for one in checks for violation in one(view)]
+    return Verdict(violations, list(_doubts(view)), figures.of(view))
+
+
+def _doubts(view: View) -> Iterator[str]:
+    """Why the run proves nothing, if it does not."""
+    yield from _calls_missing(view)
+    begun = [fault.fault for fault in view.faults if fault.phase == "begin"]
+    for fault, least in view.plan.faults.items():
+        if begun.count(fault) < least:
+            yield f"fault {fault} was to begin {least} times, and began {begun.count(fault)} times"
+    for name, least in view.plan.overlaps.items():
+        happened = overlap(view, name)
+        if happened < least:
+            yield f"{name} was to happen {least} times, and happened {happened} times"
+    if "heal" not in view.stages:
+        yield "it was never healed"
+    elif not liveness.tails(view):
+        yield "nobody called after the heal"
+    if not view.changes:
+        yield "there is no trail"
+    if not view.has_snapshot:
+        yield "there is no snapshot"
+
+
+def _calls_missing(view: View) -> Iterator[str]:
+    planned = view.plan.operations
+    calls = [call for call in view.calls if call.op in planned]
+    answered = len({call.request_id for call in calls if call.is_ok or call.is_refused})
+    repeated = len(calls) - len({call.request_id for call in calls})
+    if answered + repeated < ENOUGH * sum(planned.values()):
+        yield f"{answered} calls of {sum(planned.values())} were answered"
+    for op, wanted in planned.items():
+        acked = sum(call.op == op and call.is_ok for call in calls)
+        least = min(view.plan.least_per_operation, wanted // 2)
+        if acked < least:
+            yield f"{acked} of {wanted} calls of {op} were acknowledged"
+
+
+def overlap(view: View, name: str) -> int:
+    """How often something interesting happened."""
+    if name in OVERLAPS:
+        return OVERLAPS[name](view)
+    return sum(one.count for one in view.history.of(Count) if one.name == name)
+
+
+if __name__ == "__main__":
+    verdict = check(load(Path(sys.argv[1])))
+    sys.stdout.write(f"{verdict}\n")
+    sys.exit(0 if verdict.status == "valid" else 1)

@@ -1,0 +1,306 @@
+"""The client of a chaos run: creates orders, approves them, meddles with some, watches all, and writes down every call.
+
+It asks a random server each time and repeats what nobody answered under the same request id, until it is answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
+from typing import Any, TypeAlias
+from uuid import uuid4
+
+from google.protobuf.message import Message
+from grpc import aio
+
+from stepwell import Client, Instance, InstanceChange
+from stepwell.errors import failure_of
+from stepwell.payloads import to_payload
+from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
+from tests.chaos import model
+from tests.chaos.model import NAMESPACE, POISON, Order
+from tests.chaos.records import Call, Recorder, Row, Scan, Seen, now_ns
+
+REFUSED = {"INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION"}
+"""Codes after which a call was certainly not applied."""
+CALL_SECONDS = 5.0
+LONGEST_PAUSE = 1.0
+SCAN_EVERY = 3.0
+SHOT_SECONDS = 0.008
+"""Between two events that are aimed at one deadline."""
+TAIL = 25
+"""Calls to every server after the heal, all of which must succeed."""
+
+_OPTIONS = [
+    ("grpc.enable_retries", 0),
+    ("grpc.initial_reconnect_backoff_ms", 100),
+    ("grpc.max_reconnect_backoff_ms", 1000),
+    ("grpc.min_reconnect_backoff_ms", 100),
+]
+
+Ask: TypeAlias = Callable[[Any], Awaitable[Any]]
+
+
+def answer_of(reply: Message) -> tuple[Row, int | None]:
+    """What an answer says, and the revision that it names."""
+    if isinstance(reply, pb.SendEventResponse):
+        event = reply.event
+        return {"event_id": event.event_id, "created_at": event.created_at.ToMicroseconds()}, None
+    instance = reply.instance  # type: ignore[attr-defined]
+    return {
+        "status": pb.InstanceStatus.Name(instance.status).removeprefix("INSTANCE_STATUS_").lower(),
+        "run_number": instance.run_number,
+        "created_at": instance.created_at.ToMicroseconds(),
+    }, instance.revision
+
+
+@dataclass
+class Caller:
+    """Makes calls, one by one written down, until each is answered."""
+
+    servers: dict[str, str]
+    recorder: Recorder
+    rng: random.Random
+    hasty: float = 0.0
+    process: str = "driver"
+    _numbers: count[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        self._stubs: dict[str, Any] = {
+            name: WorkflowServiceStub(aio.insecure_channel(address, options=_OPTIONS))
+            for name, address in self.servers.items()
+        }
+
+    async def surely(self, op: str, key: str, ask: Ask, value: Row | None = None, request_id: str = "") -> Any:
+        """Call until it is answered. None: it was refused."""
+        pause, is_hasty = 0.05, self.rng.random() < self.hasty
+        while True:
+            seconds = self.rng.uniform(0, 0.03) if is_hasty else CALL_SECONDS
+            is_hasty = False
+            known, reply = await self.once(op, key, ask, value, request_id, seconds=seconds)
+            if known:
+                return reply
+            await asyncio.sleep(self.rng.uniform(0, pause))
+            pause = min(pause * 2, LONGEST_PAUSE)
+
+    async def once(
+        self,
+        op: str,
+        key: str,
+        ask: Ask,
+        value: Row | None = None,
+        request_id: str = "",
+        server: str = "",
+        seconds: float = CALL_SECONDS,
+    ) -> tuple[bool, Any]:
+        """Call once. Whether its outcome is known, and its answer unless it was refused."""
+        server = server or self.rng.choice(list(self._stubs))
+        about: dict[str, Any] = {"call": f"{self.process}-{next(self._numbers)}", "op": op, "key": key}
+        about |= {"process": self.process, "request_id": request_id, "server": server}
+        self.recorder.record(Call(**about, phase="invoke", mono_ns=now_ns(), value=value or {}))
+        try:
+            async with asyncio.timeout(seconds + 1):
+                reply = await ask(_Timed(self._stubs[server], seconds))
+        except aio.AioRpcError as error:
+            failure = failure_of(error)
+            phase: Any = "fail" if failure.code.name in REFUSED else "info"
+            told = {"code": failure.code.name, "reason": failure.reason}
+            self.recorder.record(Call(**about, phase=phase, mono_ns=now_ns(), **told))
+            return phase == "fail", None
+        except TimeoutError:
+            self.recorder.record(Call(**about, phase="info", mono_ns=now_ns(), code="DEADLINE_EXCEEDED"))
+            return False, None
+        answered, revision = answer_of(reply)
+        self.recorder.record(Call(**about, phase="ok", mono_ns=now_ns(), value=answered, revision=revision))
+        return True, reply
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A stub whose calls have a deadline."""
+
+    stub: Any
+    seconds: float
+
+    def __getattr__(self, method: str) -> Callable[[Message], Awaitable[Any]]:
+        call = getattr(self.stub, method)
+        return lambda request: call(request, timeout=self.seconds)
+
+
+class Driver:
+    """Brings every order to its end."""
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        seed = config["seed"]
+        workload = model.workload_from(config["workload"])
+        self.rng = random.Random(f"driver/{seed}")
+        self.rivals, self.shots = workload.rivals, workload.shots
+        self.orders = model.orders(workload, seed)
+        self.recorder = Recorder(Path(config["folder"]) / "client.jsonl")
+        self.servers: dict[str, str] = config["servers"]
+        self.caller = Caller(self.servers, self.recorder, self.rng, workload.hasty)
+        self.address: str = config["address"]
+        self.latency = 0.005
+        """Seconds from sending an event to its stamp, as of late."""
+        self.left = len(self.orders)
+
+    async def run(self) -> None:
+        """All orders, from arrival to end; then the tail that shows that everything answers again."""
+        self.began = asyncio.get_running_loop().time()
+        async with Client(self.address) as self.client:
+            scanning = asyncio.create_task(self._scan())
+            await asyncio.gather(*(self._order(order) for order in self.orders))
+            print("ended", flush=True)
+            await asyncio.to_thread(sys.stdin.readline)  # the conductor says when all is healed
+            await self._tail()
+            scanning.cancel()
+        print("done", flush=True)
+
+    # ---- one order
+
+    async def _order(self, order: Order) -> None:
+        await asyncio.sleep(self.began + order.arrive - asyncio.get_running_loop().time())
+        await self._create(order)
+        handle: Instance[Any] = Instance(self.client, order.workflow, order.id)
+        if order.workflow == POISON:
+            await self._watch(handle, order)
+            return
+        await asyncio.gather(self._watch(handle, order), self._approve(handle, order), self._meddle(handle, order))
+        self.left -= 1
+
+    async def _create(self, order: Order) -> None:
+        """Create it, perhaps twice at once with one request id, perhaps against rivals with ids of their own."""
+        request_ids = [uuid4().hex] * (2 if order.twice else 1) + [uuid4().hex for _ in range(self.rivals)]
+        await asyncio.gather(*(self._create_as(order, request_id) for request_id in request_ids))
+
+    async def _create_as(self, order: Order, request_id: str) -> None:
+        request = pb.CreateInstanceRequest(
+            namespace=NAMESPACE,
+            workflow=order.workflow,
+            instance_id=order.id,
+            params=to_payload(order.params),
+            request_id=request_id,
+        )
+        await self.caller.surely(
+            "create", order.key, lambda stub: stub.CreateInstance(request), order.params, request_id
+        )
+
+    async def _approve(self, handle: Instance[Any], order: Order) -> None:
+        if not order.aimed:
+            await asyncio.sleep(order.approve_after)
+            await self._send(order, order.approval)
+        elif await self._aim(handle, order):
+            await asyncio.gather(*(self._shoot(order, shot) for shot in range(self.shots)))
+
+    async def _shoot(self, order: Order, shot: int) -> None:
+        await asyncio.sleep(shot * SHOT_SECONDS)
+        await self._send(order, order.approval | {"shot": shot})
+
+    async def _send(self, order: Order, payload: dict[str, Any]) -> None:
+        request = pb.SendEventRequest(
+            namespace=NAMESPACE,
+            workflow=order.workflow,
+            instance_id=order.id,
+            type="approval",
+            payload=to_payload(payload),
+            request_id=uuid4().hex,
+        )
+        value = {"type": "approval", "payload": request.payload.json}
+        sent_at = time.time()
+        reply = await self.caller.surely(
+            "event", order.key, lambda stub: stub.SendEvent(request), value, request.request_id
+        )
+        if reply is not None:
+            took = reply.event.created_at.ToMicroseconds() / 1e6 - sent_at
+            if 0 < took < 0.2:
+                self.latency += 0.1 * (took - self.latency)
+
+    async def _aim(self, handle: Instance[Any], order: Order) -> bool:
+        """Wait until the event, sent now, is stamped about when the wait is over. False: there is no wait any more."""
+        async for change in handle.watch(steps=True):
+            for step in change.steps:
+                if step.name == "approval" and step.wake_at is not None:
+                    lead = self.latency + SHOT_SECONDS * (self.shots - 1) / 2
+                    at = step.wake_at.timestamp() + order.approve_after / 1000 - lead
+                    await asyncio.sleep(min(at - time.time(), order.wait))
+                    return True
+        return False
+
+    async def _meddle(self, handle: Instance[Any], order: Order) -> None:
+        if not order.lifecycle:
+            return
+        await asyncio.sleep(order.lifecycle_after)
+        await self._manage(order.lifecycle, order)
+        if order.lifecycle == "pause":
+            await asyncio.sleep(self.rng.uniform(0, 2))
+            await self._manage("resume", order)
+        elif order.lifecycle == "restart":
+            await self._watch(handle, order)
+
+    async def _manage(self, op: str, order: Order) -> None:
+        verb = f"{op.capitalize()}Instance"
+        request_id = uuid4().hex
+        named = {"namespace": NAMESPACE, "workflow": order.workflow, "instance_id": order.id, "request_id": request_id}
+        request = getattr(pb, f"{verb}Request")(**named)
+        await self.caller.surely(op, order.key, lambda stub: getattr(stub, verb)(request), {}, request_id)
+
+    # ---- reading
+
+    async def _watch(self, handle: Instance[Any], order: Order) -> None:
+        async for change in handle.watch():
+            self._seen(order.key, change)
+            if self.rng.random() < 0.2:
+                await self._get(order)
+
+    def _seen(self, key: str, change: InstanceChange[Any]) -> None:
+        seen = change.instance
+        self.recorder.record(
+            Seen("driver", "watch", key, _spelled(seen.status), seen.run_number, seen.revision, now_ns())
+        )
+
+    async def _get(self, order: Order, server: str = "") -> None:
+        request = pb.GetInstanceRequest(namespace=NAMESPACE, workflow=order.workflow, instance_id=order.id)
+        ask: Ask = lambda stub: stub.GetInstance(request)  # noqa: E731
+        if server:
+            await self.caller.once("get", order.key, ask, server=server)
+        else:
+            await self.caller.surely("get", order.key, ask)
+
+    async def _scan(self) -> None:
+        """Page through everything, again and again, while it changes."""
+        workflow = self.orders[0].workflow
+        while True:
+            await asyncio.sleep(SCAN_EVERY)
+            invoked = now_ns()
+            try:
+                keys = [f"{NAMESPACE}/{workflow}/{one.id}" async for one in self.client.workflow(workflow).list()]
+            except Exception:  # a page that never came: there is nothing to say about the scan
+                continue
+            self.recorder.record(Scan("driver", NAMESPACE, workflow, keys, invoked, now_ns()))
+
+    async def _tail(self) -> None:
+        for server in self.servers:
+            for _ in range(TAIL):
+                await self._get(self.rng.choice(self.orders), server)
+
+
+def _spelled(status: str) -> str:
+    """A status of the SDK as the schema spells it."""
+    return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in str(status))
+
+
+async def drive(config: dict[str, Any]) -> None:
+    """Channels belong to the loop that they are made on, so that the driver is made here."""
+    await Driver(config).run()
+
+
+if __name__ == "__main__":
+    asyncio.run(drive(json.loads(sys.argv[1])))

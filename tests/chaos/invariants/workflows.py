@@ -1,0 +1,384 @@
+"""W1 to W11: instances, runs, steps, leases."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from itertools import pairwise
+
+from tests.chaos.records import Change, InstanceRow
+from tests.chaos.verdicts import Violation
+from tests.chaos.view import ENDED, FINAL, Execution, Story, View, loads
+
+_EDGES = {
+    "queued": {"running", "paused", "terminated"},
+    "running": {"queued", "waiting", "waiting_for_pause", "paused", "complete", "errored", "terminated"},
+    "waiting": {"running", "paused", "terminated"},
+    "waiting_for_pause": {"running", "queued", "paused", "terminated"},
+    "paused": {"queued", "terminated"},
+}
+"""How a status may change within a run. A restart leads from anywhere to the next run."""
+
+
+def check(view: View) -> Iterator[Violation]:
+    """All of them."""
+    yield from _instances_exist_once(view)
+    yield from _fences_are_unique(view)
+    for story in view.stories.values():
+        yield from _creates_agree(story)
+        yield from _restarts_count_once(story)
+        yield from _statuses_follow_edges(story)
+        yield from _results_are_final(story)
+        yield from _results_are_of_the_holder(story)
+        yield from _leases_exclude_each_other(view, story)
+        yield from _attempts_are_counted(story)
+        yield from _nothing_runs_after_the_end(story)
+        yield from _what_came_before_is_durable(story)
+        yield from _runs_are_apart(story)
+        yield from _pauses_hold(story)
+        yield from _nothing_begins_in_a_pause(story)
+        yield from _waits_for_something(story)
+        yield from _children_exist(view, story)
+        yield from _ends_as_programmed(story)
+
+
+def _instances_exist_once(view: View) -> Iterator[Violation]:
+    """W1: every acknowledged create exists, and nothing that nobody tried to create."""
+    rows = Counter(row.key for row in view.history.of(InstanceRow) if row.source == "sql")
+    children = {child for story in view.stories.values() if story.program for child in story.program.children.values()}
+    for story in view.stories.values():
+        created = any(call.op == "create" and call.is_ok for call in story.calls)
+        if created and not rows[story.key]:
+            yield Violation("W1", story.key, "its create was acknowledged, and it does not exist", "lost")
+        yield from _found_once_created(story)
+        if rows[story.key] and not story.called("create") and story.key not in children:
+            yield Violation("W1", story.key, "it exists, and nobody tried to create it")
+        if rows[story.key] > 1:
+            yield Violation("W2", story.key, f"it exists {rows[story.key]} times", "double-completed")
+
+
+def _found_once_created(story: Story) -> Iterator[Violation]:
+    """W1: whoever asks after a create was acknowledged finds the instance."""
+    acked = [call.reply.mono_ns for call in story.calls if call.op == "create" and call.is_ok and call.reply]
+    for call in story.calls:
+        missed = call.is_refused and call.reply is not None and call.reply.reason == "INSTANCE_NOT_FOUND"
+        if missed and acked and call.invoke.mono_ns > min(acked):
+            yield Violation("W1", story.key, f"it had been created, and {call.op} did not find it", "lost")
+
+
+def _creates_agree(story: Story) -> Iterator[Violation]:
+    """W2: one id or one request makes one instance, and all who were acknowledged were told of the same."""
+    acked = [call for call in story.calls if call.op == "create" and call.is_ok]
+    requests = {call.request_id for call in acked}
+    if len(requests) > 1:
+        yield Violation("W2", story.key, f"{len(requests)} different creates of it were acknowledged")
+    stamps = {call.answer["created_at"] for call in acked if "created_at" in call.answer}
+    if story.instance is not None:
+        stamps.add(story.instance.created_at)
+    if len(stamps) > 1:
+        yield Violation("W2", story.key, f"its creators were told of different instances, created at {sorted(stamps)}")
+
+
+def _restarts_count_once(story: Story) -> Iterator[Violation]:
+    """W2: one request to restart makes one run, however often it is repeated."""
+    asked = len({call.request_id for call in story.calls if call.op == "restart"})
+    if story.instance is not None and story.instance.run_number > asked:
+        text = f"it is in run {story.instance.run_number}, and was to be restarted {asked} times"
+        yield Violation("W2", story.key, text, "double-completed")
+
+
+def _statuses_follow_edges(story: Story) -> Iterator[Violation]:
+    """W3: a status moves along the edges, an end is final within its run, and runs only grow, one by one."""
+    for before, after in pairwise(story.versions):
+        old, new = before.row, after.row
+        if new["run_number"] == old["run_number"] + 1:
+            continue
+        if new["run_number"] != old["run_number"]:
+            yield Violation("W3", story.key, f"after run {old['run_number']} came run {new['run_number']}")
+        elif old["status"] in ENDED:
+            changed = [name for name in ("status", "output", "error_name", "ended_at") if old[name] != new[name]]
+            if changed:
+                yield Violation(
+                    "W3",
+                    story.key,
+                    f"it had ended {old['status']}, and then its {', '.join(changed)} changed: now {new['status']}",
+                    "double-completed",
+                )
+        elif new["status"] != old["status"] and new["status"] not in _EDGES[old["status"]]:
+            yield Violation("W3", story.key, f"it went from {old['status']} to {new['status']} at {after.at_us}")
+
+
+def _results_are_final(story: Story) -> Iterator[Violation]:
+    """W4: a step ends once, and stays as it ended."""
+    for (run, name), versions in story.steps.items():
+        for before, after in pairwise(versions):
+            if before.row["status"] in FINAL and _outcome(before) != _outcome(after):
+                yield Violation(
+                    "W4",
+                    story.key,
+                    f"step {name!r} of run {run} was {_outcome(before)}, and became {_outcome(after)}",
+                    "double-completed",
+                )
+
+
+def _outcome(version: Change) -> tuple[str, str | None, str | None]:
+    return version.row["status"], version.row["result"], version.row["error_name"]
+
+
+def _results_are_of_the_holder(story: Story) -> Iterator[Violation]:
+    """W4, W5, W8: a result is what an execution of its run returned, and that one held the lease when it was stored."""
+    copies = any(call.op == "restart" and call.invoke.value.get("from_step") for call in story.calls)
+    for (run, name), versions in story.steps.items():
+        done = next((one for one in versions if one.row["status"] == "completed"), None)
+        if done is None or done.row["type"] != "do" or not _has_ledger(story, name):
+            continue
+        makers = [one for one in _of_step(story, name) if one.end is not None and _returned(one, done)]
+        own = [one for one in makers if one.start.run == run]
+        step = f"step {name!r} of run {run}"
+        if not makers:
+            yield Violation("W4", story.key, f"{step} has a result that no execution returned: {_result(done)}")
+        elif not own and not copies:
+            yield Violation("W8", story.key, f"{step} has a result of run {makers[0].start.run}")
+        elif own and (task := story.task_with(done)) is not None:
+            fences = {one.start.fence for one in own}
+            if None not in fences and task.row["fence"] not in fences:
+                text = f"the result of {step} is of fence {fences}, and was stored under {task.row['fence']}"
+                yield Violation("W5", story.key, text, "stale-accepted")
+
+
+def _has_ledger(story: Story, name: str) -> bool:
+    """Whether the step's body writes down what it does: those of a program do."""
+    return story.program is not None and name in story.program.steps
+
+
+def _of_step(story: Story, name: str) -> list[Execution]:
+    """The executions of a step in all runs."""
+    return [one for (_, step), executions in story.executions.items() if step == name for one in executions]
+
+
+def _returned(execution: Execution, done: Change) -> bool:
+    """Whether a result is what the execution returned."""
+    end = execution.end
+    return end is not None and end.phase == "end" and loads(end.value) == loads(done.row["result"])
+
+
+def _result(version: Change) -> str:
+    return str(version.row["result"])[:80]
+
+
+def _leases_exclude_each_other(view: View, story: Story) -> Iterator[Violation]:
+    """W5: fences only grow, a lease stays with its session, and nobody takes it from a living one before it is over.
+
+    Who says goodbye, or comes back and no longer names it, has given it up.
+    """
+    for before, after in pairwise(story.tasks):
+        old, new = before.row, after.row
+        if after.change == "insert" or old["run_number"] != new["run_number"]:
+            continue
+        if new["fence"] < old["fence"]:
+            yield Violation("W5", story.key, f"fence {new['fence']} came after {old['fence']}")
+        held, taken = old["status"] == "processing", new["status"] == "processing"
+        if held and taken and new["fence"] == old["fence"]:
+            if new["session_id"] != old["session_id"] or new["connection"] < old["connection"]:
+                yield Violation("W5", story.key, f"the lease of fence {old['fence']} passed to another without a claim")
+        elif taken and new["fence"] == old["fence"]:
+            yield Violation("W5", story.key, f"it was claimed under fence {old['fence']}, which had been used before")
+        last = view.last_lease.get((old["session_id"], old["connection"]), 0)
+        lives_on = last > after.at_us + view.plan.lease_us // 2
+        if held and lives_on and _is_takeover(old, new) and (old["locked_until"] or 0) > after.at_us:
+            early = old["locked_until"] - after.at_us
+            yield Violation("W5", story.key, f"its lease of fence {old['fence']} was taken {early} us before its end")
+
+
+def _is_takeover(old: dict[str, object], new: dict[str, object]) -> bool:
+    """Whether a lease ended though its holder had not given it up."""
+    if new["status"] == "processing":
+        return new["fence"] != old["fence"]
+    return new["reason"] == "takeover" and old["reason"] != "takeover"  # what is only given back keeps its reason
+
+
+def _fences_are_unique(view: View) -> Iterator[Violation]:
+    """W5: no fence is used for two leases, of whatever instances."""
+    users: dict[int, set[str]] = defaultdict(set)
+    for story in view.stories.values():
+        for fence in story.claims():
+            users[fence].add(story.key)
+    for fence, keys in users.items():
+        if len(keys) > 1:
+            yield Violation("W5", min(keys), f"fence {fence} was also given to {max(keys)}")
+
+
+def _attempts_are_counted(story: Story) -> Iterator[Violation]:
+    """W6: a body is not begun more often than its policy allows, nor more often than is recorded.
+
+    One that was lost before anybody knew that its task had arrived is not recorded.
+    """
+    limits = story.program.steps if story.program is not None else {}
+    arrived = _arrived(story)
+    for (run, name), executions in story.executions.items():
+        limit, begun, step = limits.get(name), len(executions), f"step {name!r} of run {run}"
+        if limit is not None and begun > limit:
+            text = f"{step} was begun {begun} times, {limit} are allowed"
+            yield Violation("W6", story.key, text, "attempts-over-limit")
+        final = story.final_steps.get((run, name))
+        known = sum(one.start.fence is None or one.start.fence in arrived for one in executions)
+        if final is not None and final.status in FINAL and known > final.attempts:
+            yield Violation("W6", story.key, f"{step} was begun {known} times, {final.attempts} are recorded")
+
+
+def _arrived(story: Story) -> set[int]:
+    """The fences under which the server heard of a worker: it acknowledged the task, or reported something."""
+    told = {task.row["fence"] for task in story.tasks if task.row["acked"] or task.row["frame_number"]}
+    ended = {version.row.get("ended_fence") for version in story.versions}
+    makers = {
+        one.start.fence
+        for (_, name), executions in story.executions.items()
+        for one in executions
+        if any(_returned(one, done) for done in story.steps.get((one.start.run, name), ()))
+    }
+    return {fence for fence in told | ended | makers if fence is not None}
+
+
+def _nothing_runs_after_the_end(story: Story) -> Iterator[Violation]:
+    """W7: who takes a run over does not execute what was recorded before."""
+    claims = story.claims()
+    for (run, name), versions in story.steps.items():
+        over = next((one for one in versions if one.row["status"] in FINAL), None)
+        if over is None:
+            continue
+        for execution in story.executions.get((run, name), ()):
+            claim = claims.get(execution.start.fence or 0)
+            if claim is not None and claim.seq > over.seq:
+                yield Violation(
+                    "W7",
+                    story.key,
+                    f"step {name!r} of run {run} was {over.row['status']}, and begun again "
+                    f"under the later fence {execution.start.fence}",
+                    "double-completed",
+                )
+
+
+def _what_came_before_is_durable(story: Story) -> Iterator[Violation]:
+    """W7: a body begins when all results before it are stored, so nothing before it is executed again."""
+    order = {name: place for place, name in enumerate(story.program.steps)} if story.program is not None else {}
+    starts = [one.start for executions in story.executions.values() for one in executions if one.start.step in order]
+    for earlier in starts:
+        for later in starts:
+            again = earlier.mono_ns > later.mono_ns and (earlier.fence or 0) >= (later.fence or 0)
+            if again and earlier.run == later.run and order[earlier.step] < order[later.step]:
+                text = f"step {earlier.step!r} of run {earlier.run} was executed after {later.step!r}, which follows it"
+                yield Violation("W7", story.key, text)
+
+
+def _runs_are_apart(story: Story) -> Iterator[Violation]:
+    """W8: nothing of one run is stored in another."""
+    current = {task.seq: task.row["run_number"] for task in story.tasks}
+    starts = sorted(current)
+    for (run, name), versions in story.steps.items():
+        for version in versions:
+            earlier = [seq for seq in starts if seq <= version.seq]
+            now = current[earlier[-1]] if earlier else run
+            if run < now:
+                yield Violation("W8", story.key, f"step {name!r} of run {run} was written when run {now} had begun")
+
+
+def _pauses_hold(story: Story) -> Iterator[Violation]:
+    """W8: a pause that is acknowledged holds, and nobody claims what is paused."""
+    for before, after in pairwise(story.tasks):
+        if before.row["status"] == "parked" and after.row["status"] == "processing":
+            yield Violation("W8", story.key, f"it was claimed under fence {after.row['fence']} while it was paused")
+    for call in story.calls:
+        status = call.answer.get("status", "paused")
+        if call.op == "pause" and call.is_ok and status not in ("paused", "waiting_for_pause"):
+            yield Violation("W8", story.key, f"its pause was acknowledged, and it is {status}")
+
+
+def _nothing_begins_in_a_pause(story: Story) -> Iterator[Violation]:
+    """W8: between the answer that it is paused and the next call that changes that, no body begins."""
+    moves = [call for call in story.calls if call.op in ("resume", "restart", "terminate")]
+    for pause in story.calls:
+        if pause.op != "pause" or pause.reply is None or pause.answer.get("status") != "paused":
+            continue
+        began = pause.reply.mono_ns
+        others = [move for move in moves if move.reply is None or move.reply.mono_ns > pause.invoke.mono_ns]
+        until = min((move.invoke.mono_ns for move in others), default=None)
+        fence = max((one.row["fence"] for one in story.tasks if one.row["status"] == "parked"), default=None)
+        for (run, name), executions in story.executions.items():
+            for one in executions:
+                inside = one.start.mono_ns > began and (until is None or one.start.mono_ns < until)
+                if inside and fence is not None and (one.start.fence or 0) >= fence:
+                    yield Violation("W8", story.key, f"step {name!r} of run {run} was begun while it was paused")
+
+
+def _waits_for_something(story: Story) -> Iterator[Violation]:
+    """W9: at rest, what has not ended waits for something that is named, and what is to end has ended."""
+    if story.instance is None or story.has_ended:
+        if story.has_ended and story.task is not None:
+            yield Violation("W9", story.key, "it has ended, and still has a task")
+        return
+    if story.program is not None and story.program.ends:
+        yield Violation("W9", story.key, f"it has not ended: {_standing(story)}", "stuck")
+    elif not _is_named(story):
+        yield Violation("W9", story.key, f"it waits for nothing: {_standing(story)}", "stuck")
+
+
+def _is_named(story: Story) -> bool:
+    task = story.task
+    if task is None:
+        return False
+    match task.row["status"]:
+        case "pending":
+            return bool(task.row["run_at"] > task.now_us)
+        case "processing":
+            return bool(task.row["locked_until"] > task.now_us)
+        case "parked":
+            return story.called("pause")
+    return False
+
+
+def _standing(story: Story) -> str:
+    """Where an instance stands, for people."""
+    assert story.instance is not None
+    waits = [f"{name!r} {step.status}" for (_, name), step in story.final_steps.items() if step.status not in FINAL]
+    if story.task is None:
+        return f"{story.instance.status}, without a task"
+    row, now = story.task.row, story.task.now_us
+    due = (row["run_at"] - now) / 1e6
+    lease = f", lease for {(row['locked_until'] - now) / 1e6:.1f} s" if row["locked_until"] else ""
+    task = (
+        f"{row['status']}, reason {row['reason']}, stop {row['stop']}, fence {row['fence']}, due in {due:.1f} s{lease}"
+    )
+    return (
+        f"{story.instance.status}; task {task}; open {row['open_steps'] or 'none'}; steps {', '.join(waits) or 'done'}"
+    )
+
+
+def _children_exist(view: View, story: Story) -> Iterator[Violation]:
+    """W10: a child that a completed step created exists."""
+    children = story.program.children if story.program is not None else {}
+    for (run, name), step in story.final_steps.items():
+        child = children.get(name)
+        if child is not None and step.status == "completed":
+            known = view.stories.get(child)
+            if known is None or known.instance is None:
+                yield Violation(
+                    "W10", story.key, f"step {name!r} of run {run} created {child}, which is not there", "lost"
+                )
+
+
+def _ends_as_programmed(story: Story) -> Iterator[Violation]:
+    """W11: an instance ends with one of the statuses of its program, and with the results of its steps."""
+    instance, program = story.instance, story.program
+    if instance is None or program is None or not story.has_ended or not program.ends:
+        return
+    if instance.status not in program.ends:
+        why = f" ({instance.error_name}: {instance.error_message})" if instance.error_name else ""
+        yield Violation("W11", story.key, f"it ended {instance.status}{why}, not {' or '.join(program.ends)}")
+    if instance.status == "complete" and program.output:
+        steps = {name: story.final_steps.get((instance.run_number, name)) for name in program.output}
+        expected = {name: loads(step.result) if step is not None else None for name, step in steps.items()}
+        missing = [name for name, step in steps.items() if step is None or step.status != "completed"]
+        if missing:
+            yield Violation("W11", story.key, f"it is complete without its steps {', '.join(missing)}")
+        elif loads(instance.output) != expected:
+            yield Violation("W11", story.key, f"its output is {instance.output}, its steps returned {expected}")

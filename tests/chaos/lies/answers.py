@@ -1,0 +1,150 @@
+"""Lies about what callers were told, about the end of a run, and about how much happened."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.chaos.lies.forger import Forger, breaks
+from tests.chaos.records import (
+    Call,
+    Effect,
+    EventRow,
+    Exit,
+    Fault,
+    InstanceRow,
+    Scan,
+    Seen,
+    Stage,
+    StepRow,
+    TaskRow,
+    Trouble,
+)
+from tests.chaos.simulation import LEASE
+
+
+@breaks("A1")
+def a_repeated_request_is_answered_otherwise(forger: Forger) -> None:
+    told = forger.any(Call, op="create", phase="ok")
+    forger.alter(told, value=told.value | {"created_at": 1})
+
+
+@breaks("A2")
+def a_scan_leaves_something_out(forger: Forger) -> None:
+    scan = forger.any(Scan)
+    forger.alter(scan, keys=scan.keys[1:])
+
+
+@breaks("A2")
+def a_scan_has_something_twice(forger: Forger) -> None:
+    scan = forger.any(Scan)
+    forger.alter(scan, keys=[*scan.keys, scan.keys[0]])
+
+
+@breaks("A3")
+def a_watcher_is_told_of_an_older_state(forger: Forger) -> None:
+    seen = forger.rng.choice([one for one in forger.all(Seen) if one.revision > 5])
+    forger.add(replace(seen, revision=1, mono_ns=10**19))
+
+
+@breaks("A3")
+def a_watcher_is_not_told_of_the_end(forger: Forger) -> None:
+    forger.drop(forger.any(Seen, status="complete"))
+
+
+@breaks("A4")
+def a_worker_is_handed_too_much(forger: Forger) -> None:
+    end = forger.any(Effect, phase="end", step="first")
+    start = forger.any(Effect, phase="start", execution=end.execution)
+    for number in range(5):
+        key = f"default/order/nobody-{number}"
+        forger.add(*(replace(one, execution=f"lie-{number}", key=key) for one in (start, end)))
+
+
+@breaks("A5")
+def a_scan_shows_what_belongs_to_others(forger: Forger) -> None:
+    scan = forger.any(Scan)
+    forger.alter(scan, keys=[*scan.keys, "secret/order/1"])
+
+
+@breaks("A6")
+def a_call_fails_for_unknown_reasons(forger: Forger) -> None:
+    forger.alter(forger.any(Call, phase="fail"), code="UNKNOWN", reason="")
+
+
+@breaks("A7")
+def the_api_shows_another_instance(forger: Forger) -> None:
+    forger.alter(forger.any(InstanceRow, source="api"), revision=10**6)
+
+
+@breaks("A7")
+def the_api_leaves_a_step_out(forger: Forger) -> None:
+    forger.drop(forger.any(StepRow, source="api"))
+
+
+@breaks("R1")
+def a_reader_is_told_of_the_past(forger: Forger) -> None:
+    told = forger.rng.choice([one for one in forger.all(Call, op="get", phase="ok") if (one.revision or 0) > 5])
+    about = {"call": "lie", "op": "get", "key": told.key, "process": "client"}
+    forger.add(Call(**about, phase="invoke", mono_ns=10**19))
+    forger.add(Call(**about, phase="ok", mono_ns=10**19, revision=2, value=told.value))
+
+
+@breaks("R2")
+def two_readers_are_told_of_different_states_of_a_revision(forger: Forger) -> None:
+    told = forger.any(Call, op="get", phase="ok")
+    forger.alter(told, value=told.value | {"status": "errored"})
+
+
+# ---- the end of the run
+
+
+@breaks("L1")
+def rest_comes_late(forger: Forger) -> None:
+    quiet = forger.any(Stage, name="quiet")
+    forger.alter(quiet, mono_ns=quiet.mono_ns + 11 * LEASE * 1000)
+
+
+@breaks("L1")
+def rest_never_comes(forger: Forger) -> None:
+    forger.drop(forger.any(Stage, name="quiet"))
+
+
+@breaks("L2")
+def a_server_does_not_answer_any_more(forger: Forger) -> None:
+    last = max(forger.all(Call, phase="ok"), key=lambda call: call.mono_ns)
+    forger.alter(last, phase="info", code="UNAVAILABLE")
+
+
+@breaks("P1")
+def a_server_dies_by_itself(forger: Forger) -> None:
+    forger.alter(forger.any(Exit), ordered=False)
+
+
+@breaks("P1")
+def a_server_writes_a_traceback(forger: Forger) -> None:
+    forger.add(Trouble("server", "Traceback (most recent call last)", 1))
+
+
+# ---- runs that prove nothing
+
+
+@breaks("")
+def a_fault_never_happened(forger: Forger) -> None:
+    forger.drop(*forger.all(Fault, fault="F01"))
+
+
+@breaks("")
+def the_zombie_never_reported(forger: Forger) -> None:
+    for key, step, value in forger.zombies():
+        forger.drop(*forger.all(Effect, key=key, step=step, value=value))
+
+
+@breaks("")
+def hardly_anything_was_acknowledged(forger: Forger) -> None:
+    for call in forger.all(Call, op="event", phase="ok"):
+        forger.alter(call, phase="info", code="UNAVAILABLE")
+
+
+@breaks("")
+def nobody_looked_in_the_end(forger: Forger) -> None:
+    forger.drop(*forger.all(InstanceRow), *forger.all(StepRow), *forger.all(EventRow), *forger.all(TaskRow))

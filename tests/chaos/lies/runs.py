@@ -1,0 +1,218 @@
+"""Lies about instances, runs, steps and leases."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+from tests.chaos.lies.forger import Forger, breaks
+from tests.chaos.records import Call, Change, Effect, InstanceRow, StepRow, TaskRow
+from tests.chaos.simulation import LEASE, LIMIT
+
+
+@breaks("W1")
+def an_instance_is_lost(forger: Forger) -> None:
+    key = forger.any(Call, op="create", phase="ok").key
+    forger.drop(*forger.all(InstanceRow, key=key))
+
+
+@breaks("W1")
+def an_instance_is_not_found(forger: Forger) -> None:
+    about = {"call": "lie", "op": "get", "key": forger.any(Call, op="create", phase="ok").key, "process": "client"}
+    forger.add(
+        Call(**about, phase="invoke", mono_ns=10**19),
+        Call(**about, phase="fail", mono_ns=10**19, code="NOT_FOUND", reason="INSTANCE_NOT_FOUND"),
+    )
+
+
+@breaks("W1")
+def an_instance_comes_from_nowhere(forger: Forger) -> None:
+    for one in forger.all(InstanceRow, key=forger.any(InstanceRow).key):
+        forger.add(replace(one, key="default/order/nobody"))
+
+
+@breaks("W2")
+def a_rival_is_acknowledged(forger: Forger) -> None:
+    refused = forger.any(Call, op="create", phase="fail")
+    forger.alter(refused, phase="ok", code="", reason="")
+
+
+@breaks("W2")
+def a_creator_is_told_of_another_instance(forger: Forger) -> None:
+    told = forger.any(Call, op="create", phase="ok")
+    forger.alter(told, value=told.value | {"created_at": 1})
+
+
+@breaks("W2")
+def a_restart_counts_twice(forger: Forger) -> None:
+    key = forger.any(Call, op="restart", phase="ok").key
+    forger.alter_rows(InstanceRow, {"key": key}, run_number=2)
+
+
+@breaks("W3")
+def an_ended_instance_runs_on(forger: Forger) -> None:
+    forger.after(forger.any(Change, table="workflow_instances", status="complete"), status="running")
+
+
+@breaks("W3")
+def a_sleeper_completes(forger: Forger) -> None:
+    forger.after(forger.any(Change, table="workflow_instances", status="terminated"), status="complete")
+
+
+@breaks("W3")
+def a_run_is_left_out(forger: Forger) -> None:
+    last = forger.any(Change, table="workflow_instances", status="complete")
+    forger.after(last, run_number=last.row["run_number"] + 2, status="queued")
+
+
+# ---- steps and leases
+
+
+@breaks("W4")
+def a_result_changes(forger: Forger) -> None:
+    forger.after(forger.any(Change, table="workflow_steps", status="completed", type="do"), result='"other"')
+
+
+@breaks("W4")
+def a_result_is_made_up(forger: Forger) -> None:
+    done = forger.any(Change, table="workflow_steps", status="completed", type="do")
+    forger.alter(done, result='"made up"')
+
+
+@breaks("W5")
+def a_zombie_is_believed(forger: Forger) -> None:
+    for key, step, value in forger.zombies():
+        for done in forger.all(Change, table="workflow_steps", status="completed", name=step):
+            if forger.key_of(done) == key:
+                forger.alter(done, result=value)
+        forger.alter_rows(StepRow, {"key": key, "name": step}, result=value)
+        outputs = {one.key: one.output for one in forger.all(InstanceRow, key=key)}
+        output = json.dumps(json.loads(outputs[key] or "{}") | {step: json.loads(value)})
+        forger.alter_rows(InstanceRow, {"key": key}, output=output)
+
+
+@breaks("W5")
+def a_fence_goes_back(forger: Forger) -> None:
+    claim = forger.rng.choice(
+        [one for one in forger.all(Change, table="tasks", status="pending") if one.row["fence"] > 1]
+    )
+    forger.after(claim, fence=claim.row["fence"] - 1)
+
+
+@breaks("W5")
+def a_fence_is_used_twice(forger: Forger) -> None:
+    one, other = forger.rng.sample(forger.all(Change, table="tasks", status="processing", acked=False), 2)
+    while other.row["id"] == one.row["id"]:
+        other = forger.any(Change, table="tasks", status="processing")
+    forger.alter(one, fence=other.row["fence"])
+
+
+@breaks("W5")
+def a_lease_is_taken_too_early(forger: Forger) -> None:
+    taken = forger.any(Change, table="tasks", status="pending", reason="takeover")
+    held = [one for one in forger.all(Change, table="tasks", id=taken.row["id"]) if one.seq < taken.seq]
+    last = max(held, key=lambda one: one.seq)
+    alive = {"id": 10**6, "fence": 10**6, "locked_until": taken.at_us + 2 * LEASE}
+    forger.add(replace(last, seq=10**6, at_us=taken.at_us + LEASE, row=last.row | alive))
+    forger.alter(last, locked_until=taken.at_us + LEASE)
+
+
+@breaks("W5")
+def a_lease_changes_hands(forger: Forger) -> None:
+    held = forger.any(Change, table="tasks", status="processing", change="update")
+    forger.after(held, session_id="thief")
+    forger.drop(*[one for one in forger.all(Change, table="tasks", id=held.row["id"]) if one.seq > held.seq][:-1])
+
+
+@breaks("W6")
+def a_body_runs_too_often(forger: Forger) -> None:
+    start = forger.any(Effect, phase="start", step="first")
+    forger.add(*(replace(start, execution=f"lie-{number}") for number in range(LIMIT)))
+
+
+@breaks("W6")
+def an_execution_is_not_counted(forger: Forger) -> None:
+    done = forger.any(StepRow, source="sql", type="do", status="completed")
+    forger.alter_rows(StepRow, {"key": done.key, "run": done.run, "name": done.name}, attempts=0)
+
+
+@breaks("W7")
+def what_is_done_is_done_again(forger: Forger) -> None:
+    done = forger.any(Change, table="workflow_steps", status="completed", name="flaky")
+    key = forger.key_of(done)
+    later = forger.all(Change, table="tasks", id=done.row["task_id"], status="processing")
+    fence = max(one.row["fence"] for one in later)
+    start = forger.any(Effect, phase="start", key=key, step="flaky", run=done.row["run_number"])
+    forger.add(replace(start, execution="lie", fence=fence))
+
+
+@breaks("W7")
+def what_came_before_is_done_again(forger: Forger) -> None:
+    start = forger.any(Effect, phase="start", step="spawn")
+    forger.add(replace(start, execution="lie", step="first", mono_ns=start.mono_ns + 1))
+
+
+@breaks("W8")
+def a_result_is_of_another_run(forger: Forger) -> None:
+    second = forger.any(Change, table="workflow_steps", run_number=1, name="first", status="completed")
+    first = next(one for one in forger.all(Effect, key=forger.key_of(second), run=0, phase="end", step="first"))
+    forger.alter(second, result=first.value)
+
+
+@breaks("W8")
+def an_old_run_is_written_to(forger: Forger) -> None:
+    forger.after(forger.any(Change, table="workflow_steps", run_number=0, name="first", task_id=_restarted(forger)))
+
+
+def _restarted(forger: Forger) -> int:
+    return int(forger.any(Change, table="workflow_instances", run_number=1).row["id"])
+
+
+@breaks("W8")
+def a_paused_instance_is_claimed(forger: Forger) -> None:
+    parked = forger.any(Change, table="tasks", status="parked")
+    later = [one for one in forger.all(Change, table="tasks", id=parked.row["id"]) if one.seq > parked.seq]
+    forger.alter(min(later, key=lambda one: one.seq), status="processing")
+
+
+@breaks("W8")
+def a_pause_does_nothing(forger: Forger) -> None:
+    pause = forger.any(Call, op="pause", phase="ok")
+    forger.alter(pause, value=pause.value | {"status": "waiting"})
+
+
+@breaks("W8")
+def a_body_begins_in_a_pause(forger: Forger) -> None:
+    pause = forger.any(Call, op="pause", phase="ok")
+    start = forger.any(Effect, phase="start", key=pause.key, step="spawn")
+    forger.add(replace(start, execution="lie", mono_ns=pause.mono_ns + 1))
+
+
+@breaks("W9")
+def an_instance_is_stuck(forger: Forger) -> None:
+    key = forger.any(InstanceRow, status="complete").key
+    forger.alter_rows(InstanceRow, {"key": key}, status="waiting")
+
+
+@breaks("W9")
+def an_instance_waits_for_nothing(forger: Forger) -> None:
+    task = forger.any(TaskRow)
+    forger.alter(task, row=task.row | {"run_at": task.now_us - 1})
+
+
+@breaks("W10")
+def a_child_is_lost(forger: Forger) -> None:
+    child = forger.rng.choice([one.key for one in forger.all(InstanceRow) if "/parcel/" in one.key])
+    forger.drop(*forger.all(InstanceRow, key=child))
+
+
+@breaks("W11")
+def an_output_is_not_what_the_steps_returned(forger: Forger) -> None:
+    key = forger.any(InstanceRow, status="complete").key
+    forger.alter_rows(InstanceRow, {"key": key}, output="{}")
+
+
+@breaks("W11")
+def an_instance_ends_otherwise(forger: Forger) -> None:
+    key = forger.any(InstanceRow, status="complete").key
+    forger.alter_rows(InstanceRow, {"key": key}, status="errored")

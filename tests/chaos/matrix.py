@@ -1,0 +1,367 @@
+"""The rest of the fault matrix, on smaller workloads."""
+
+from __future__ import annotations
+
+from tests.chaos.catalogue import KILLS, LONG_BODIES, SQLITE
+from tests.chaos.faults import (
+    Block,
+    ClockStep,
+    DatabaseRestart,
+    ForeignLock,
+    Freeze,
+    FrozenBackend,
+    Kill,
+    Nothing,
+    Partition,
+    Sql,
+    Starve,
+    Storm,
+)
+from tests.chaos.file_faults import BrokenDisk, BusyFile, CrashPoint, FullDisk, Respawn, SecondServer
+from tests.chaos.model import Workload
+from tests.chaos.run import Cycle, Scenario
+from tests.chaos.site import Topology
+
+SMALL = Workload(instances=200, seconds=30.0)
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+"""Where Debian's package puts it."""
+TEN_MINUTES_AHEAD = {"LD_PRELOAD": FAKETIME, "FAKETIME": "+10m", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
+TEN_MINUTES_BEHIND = TEN_MINUTES_AHEAD | {"FAKETIME": "-10m"}
+
+POINTS = tuple(
+    f"{when}-commit/{label}"
+    for when in ("before", "after")
+    for label in ("group", "sweep", "call", "slow-lane", "read")
+)
+DROP_LISTENERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
+)
+
+PROCESSES = (
+    Scenario(
+        "short-freeze",
+        "SIGSTOP of a worker for half a lease: nobody takes over",
+        workload=SMALL,
+        schedule=(Cycle((Freeze("F03", "worker", 0.5),), every=-0.5, times=10),),
+        once=True,
+    ),
+    Scenario(
+        "crash-points",
+        "a server ends at each place around a commit",
+        workload=Workload(instances=300, seconds=60.0),
+        schedule=tuple(Cycle((CrashPoint("F10", point, hit),), every=-0.1) for point in POINTS for hit in (1, 7)),
+    ),
+    Scenario(
+        "slow-commits",
+        "a server is killed, or PostgreSQL crashes, while commits take up to 50 ms: no answer is ahead of its commit",
+        Topology(store={"commit_ms": 50.0}),
+        SMALL,
+        schedule=(Cycle((Kill("F05", "server"), DatabaseRestart("F20")), every=-0.5, times=12),),
+    ),
+    Scenario(
+        "crash-points-sqlite",
+        "the only server ends at each place around a commit",
+        SQLITE,
+        workload=Workload(instances=300, seconds=60.0),
+        schedule=tuple(Cycle((CrashPoint("F10", point, hit),), every=-0.1) for point in POINTS for hit in (1, 7)),
+    ),
+    Scenario(
+        "blocked-loop",
+        "the event loop of a server stands for two leases",
+        Topology(store={"block": 6.0}),
+        SMALL,
+        schedule=(Cycle((Block("F11"),), every=-1.0, times=4),),
+    ),
+    Scenario(
+        "starved",
+        "a server or worker gets a tenth of its time",
+        workload=SMALL,
+        schedule=(Cycle((Starve("F12", "server", 0.1), Starve("F12", "worker", 0.1)), every=-0.5, times=4),),
+    ),
+    Scenario(
+        "poison",
+        "a step that kills its worker, every time",
+        Topology(mortal=True),
+        workload=Workload(instances=100, seconds=20.0, poison=12),
+        schedule=(Cycle((Respawn("F88", 15.0),), every=-0.1),),
+        overlaps={"takeovers": 10},
+    ),
+    Scenario(
+        "herd",
+        "all servers end at once, and everybody comes back at once",
+        Topology(workers=12),
+        SMALL,
+        schedule=(Cycle((Kill("F62", "server", 0.5),), every=0.01, times=3), Cycle((Nothing("F62", 5.0),), every=-1.0))
+        * 2,
+    ),
+)
+
+DATABASE = (
+    Scenario(
+        "database-restart",
+        "PostgreSQL restarts with a word to every session, 10 times",
+        workload=SMALL,
+        schedule=(Cycle((DatabaseRestart("F21", "fast"),), every=-0.7, times=10),),
+    ),
+    Scenario(
+        "database-outage",
+        "PostgreSQL is away for 20 leases: nothing that is executing is taken away",
+        workload=LONG_BODIES,
+        schedule=(Cycle((DatabaseRestart("F22", "fast", 20.0),), every=-1.0),),
+    ),
+    Scenario(
+        "frozen-backend",
+        "SIGSTOP of a database session in the middle of a transaction",
+        workload=SMALL,
+        schedule=(Cycle((FrozenBackend("F23"),), every=-0.5, times=6),),
+    ),
+    Scenario(
+        "lost-listener",
+        "the session that listens for hints is ended, every second",
+        workload=SMALL,
+        schedule=(Cycle((Sql("F24", (DROP_LISTENERS,), leases=0.3),), every=-0.01, times=30),),
+    ),
+    Scenario(
+        "foreign-lock",
+        "a stranger locks the tables, then rows",
+        workload=SMALL,
+        schedule=(
+            Cycle(
+                (
+                    ForeignLock("F25", "LOCK TABLE tasks IN SHARE ROW EXCLUSIVE MODE"),
+                    ForeignLock("F25", "SELECT * FROM tasks ORDER BY id LIMIT 20 FOR UPDATE"),
+                    ForeignLock("F25", "LOCK TABLE lease_clock IN EXCLUSIVE MODE"),
+                ),
+                every=-0.5,
+                times=5,
+            ),
+        ),
+    ),
+    Scenario(
+        "old-snapshot",
+        "a stranger reads in one transaction all the time",
+        schedule=(
+            Cycle((ForeignLock("F26", "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ; SELECT 1", 20.0),), every=-0.1),
+        ),
+    ),
+    Scenario(
+        "few-connections",
+        "the database takes 12 connections",
+        workload=SMALL,
+        schedule=(
+            Cycle((Sql("F29", ("ALTER SYSTEM SET max_connections = 15",), ("SELECT 1",), 0.1),), every=-0.1),
+            Cycle((DatabaseRestart("F29"),), every=-4.0),
+            Cycle((Sql("F29", ("ALTER SYSTEM RESET max_connections",), ("SELECT 1",), 0.1),), every=-0.1),
+            Cycle((DatabaseRestart("F29"),), every=-1.0),
+        ),
+    ),
+    Scenario(
+        "read-only",
+        "the database refuses to be written to",
+        workload=SMALL,
+        schedule=(
+            Cycle(
+                (
+                    Sql(
+                        "F30",
+                        ("ALTER SYSTEM SET default_transaction_read_only = on", "SELECT pg_reload_conf()"),
+                        (
+                            "SET default_transaction_read_only = off",
+                            "ALTER SYSTEM RESET default_transaction_read_only",
+                            "SELECT pg_reload_conf()",
+                        ),
+                        1.5,
+                    ),
+                ),
+                every=-1.5,
+                times=3,
+            ),
+        ),
+    ),
+)
+
+FILE = (
+    Scenario(
+        "file-kills",
+        "kill -9 of the server on SQLite, 200 times",
+        SQLITE,
+        Workload(instances=500, seconds=200.0),
+        schedule=(Cycle((Kill("F40", "server", 0.0),), every=-0.12, times=200),),
+    ),
+    Scenario(
+        "file-errors",
+        "the disk refuses to sync, and to write",
+        SQLITE,
+        SMALL,
+        schedule=(
+            Cycle(
+                (BrokenDisk("F42", "fdatasync,fsync:error=EIO"), BrokenDisk("F42", "pwrite64:error=ENOSPC")), -1.0, 8
+            ),
+        ),
+        needs=("strace",),
+    ),
+    Scenario(
+        "file-full",
+        "the disk of the file is full",
+        Topology("sqlite", servers=1, disk_mib=24),
+        SMALL,
+        schedule=(Cycle((FullDisk("F42"),), every=-1.0, times=4),),
+        needs=("mount",),
+    ),
+    Scenario(
+        "file-busy",
+        "a stranger holds the lock of the file for three leases",
+        SQLITE,
+        SMALL,
+        schedule=(Cycle((BusyFile("F43"), SecondServer("F44")), every=-1.0, times=6),),
+    ),
+)
+
+NETWORK = (
+    Scenario(
+        "resets",
+        "connections are reset, and for a while refused",
+        workload=SMALL,
+        schedule=(
+            Cycle(
+                (
+                    Storm("F52", "*/server-*", "reset", 0.1, 6),
+                    Storm("F52", "*/server-*", "cut", 0.3, 4),
+                    Storm("F52", "server-*/database", "reset", 0.1, 2),
+                ),
+                every=-0.3,
+                times=20,
+            ),
+        ),
+    ),
+    Scenario(
+        "thin-pipe",
+        "8 kB/s between workers and servers",
+        workload=SMALL,
+        schedule=(Cycle((Storm("F53", "worker-*/server-*", "rate", 4.0, 6, {"bytes": 8000}),), -0.5, 3),),
+    ),
+    Scenario(
+        "delay",
+        "every link takes 200 ± 150 ms",
+        workload=SMALL,
+        schedule=(
+            Cycle((Storm("F54", "*/server-*", "delay", 4.0, 99, {"ms": 200, "jitter": 150}),), -0.5, 2),
+            Cycle((Storm("F54", "*/database", "delay", 3.0, 99, {"ms": 20, "jitter": 15}),), -0.5, 2),
+        ),
+    ),
+    Scenario(
+        "half-open",
+        "connections that look open and carry nothing, for eight leases",
+        workload=SMALL,
+        schedule=(
+            Cycle(
+                (Storm("F55", "worker-*/server-*", "blackhole", 8.0, 4), Partition("F55", "server", leases=8.0)),
+                -1.0,
+                3,
+            ),
+        ),
+        drain_leases=15.0,
+    ),
+    Scenario(
+        "database-half-open",
+        "a server's connections to the database carry nothing for four leases",
+        workload=SMALL,
+        schedule=(
+            Cycle(
+                (Storm("F55", "server-*/database", "blackhole", 4.0), Storm("F55", "server-*/database", "hold", 4.0)),
+                -1.0,
+                4,
+            ),
+        ),
+    ),
+    Scenario(
+        "lost-replies",
+        "replies of calls are lost with their connections",
+        workload=SMALL,
+        schedule=(
+            Cycle((Storm("F56", "driver/server-*", "cut_reply", 2.0, 3, {"after": "", "odds": 0.05}),), -0.5, 6),
+        ),
+        overlaps={"repeats": 20},
+    ),
+    Scenario(
+        "idle-killer",
+        "connections on which nothing moves for a second are reset",
+        workload=SMALL,
+        schedule=(Cycle((Storm("F57", "*", "idle", 12.0, 99, {"seconds": 1.5}),), -0.1),),
+    ),
+    Scenario(
+        "goaway",
+        "connections are asked to go after two seconds",
+        Topology(store={"connection_age_ms": 2000}),
+        SMALL,
+        schedule=(Cycle((Nothing("F58", 12.0),), every=-0.1),),
+    ),
+)
+
+TIME = (
+    Scenario(
+        "server-clock",
+        "one server's clock is ten minutes ahead, another's behind",
+        Topology(environment={"server-1": TEN_MINUTES_AHEAD, "server-2": TEN_MINUTES_BEHIND}),
+        SMALL,
+        schedule=(Cycle((Nothing("F70", 1.0),), every=-0.1), Cycle(KILLS, every=1.0, times=8)),
+        needs=(FAKETIME,),
+    ),
+    Scenario(
+        "worker-clock",
+        "workers' clocks are ten minutes ahead",
+        Topology(environment={"worker": TEN_MINUTES_AHEAD}),
+        SMALL,
+        schedule=(Cycle((Nothing("F71", 1.0),), every=-0.1), Cycle(KILLS, every=1.0, times=8)),
+        needs=(FAKETIME,),
+    ),
+    Scenario(
+        "clock-stands",
+        "the database's clock stands for three leases",
+        Topology(clock=True),
+        SMALL,
+        schedule=(Cycle((ClockStep("F73", stands=3.0),), every=-2.0, times=2),),
+    ),
+    Scenario(
+        "same-instant",
+        "thousands of naps end at one instant",
+        workload=Workload(instances=2000, seconds=50.0, same_instant=True, aimed=0.0, twice=0.0, body_ms=5.0),
+        schedule=(Cycle((Nothing("F75", 20.0),), every=-0.1),),
+        drain_leases=30.0,
+    ),
+)
+
+RACES = (
+    Scenario(
+        "same-id",
+        "twenty clients create each instance",
+        workload=Workload(instances=100, seconds=20.0, rivals=19),
+        schedule=(Cycle((Nothing("F82", 7.0),), every=-0.1),),
+    ),
+    Scenario(
+        "lifecycle",
+        "instances are paused, resumed, terminated and restarted on their way, under kills",
+        workload=Workload(instances=400, seconds=50.0, lifecycle=0.8),
+        schedule=(Cycle((Nothing("F83", 1.0),), every=-0.1), Cycle(KILLS, every=2.0, times=8)),
+    ),
+    Scenario(
+        "attempt-ceiling",
+        "workers are killed so often that steps run out of attempts",
+        Topology(workers=8),
+        Workload(instances=150, seconds=30.0, body_ms=3000.0),
+        schedule=(
+            Cycle((Nothing("F81", 0.1),), every=-0.1),
+            Cycle((Kill("F01", "worker", 0.0),), every=0.25, times=60),
+        ),
+        overlaps={"takeovers": 50},
+    ),
+    Scenario(
+        "cancel-storm",
+        "clients give up their calls after some milliseconds, and ask again",
+        workload=Workload(instances=400, seconds=30.0, hasty=1.0, lifecycle=0.5),
+        schedule=(Cycle((Nothing("F87", 11.0),), every=-0.1),),
+        overlaps={"repeats": 100},
+    ),
+)
+
+MATRIX = (*PROCESSES, *DATABASE, *FILE, *NETWORK, *TIME, *RACES)

@@ -1,0 +1,178 @@
+"""The workload of a run, drawn from its seed: which orders arrive when, what is done to each, and how it must end.
+
+An order is six steps: `reserve`, a `nap`, a wait for `approval`, `charge` (which fails twice), `spawn` (which starts a
+child) and `ship`. One order in ten gets its approval within milliseconds of the deadline: it may have it or not, and
+the checker says which by the stamps.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, TypeAlias
+
+from tests.chaos.records import Program, key_of
+
+NAMESPACE = "default"
+ORDER = "order"
+CHILD = "parcel"
+RACE = "race"
+POISON = "poison"
+
+ATTEMPTS = 12
+"""Most executions of a step: enough for a run of bad luck, and checked."""
+FAILURES = 2
+"""How often `charge` fails before it succeeds."""
+POISON_ATTEMPTS = 3
+
+Kind: TypeAlias = Literal["order", "race", "poison"]
+Lifecycle: TypeAlias = Literal["", "pause", "terminate", "restart"]
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """How much of what. `seconds` is the time over which orders arrive."""
+
+    instances: int = 500
+    seconds: float = 60.0
+    kind: Kind = "order"
+    aimed: float = 0.1
+    """Part of the orders whose approval is aimed at the deadline."""
+    aim_ms: float = 20.0
+    shots: int = 1
+    """Events that are sent to each order that is aimed at, some milliseconds apart."""
+    twice: float = 0.2
+    """Part of the orders that are created twice with one request id."""
+    lifecycle: float = 0.0
+    """Part of the orders that are paused, terminated or restarted on their way."""
+    poison: int = 0
+    """Instances whose only step kills its worker, every time."""
+    body_ms: float = 800.0
+    """Longest time of a step's body."""
+    nap_s: tuple[float, float] = (0.2, 3.0)
+    same_instant: bool = False
+    """All naps end at one instant."""
+    hasty: float = 0.0
+    """Part of the calls whose first try is given up after up to 30 milliseconds."""
+    rivals: int = 0
+    """Other clients that create each order at the same time, with request ids of their own."""
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One instance, and what is done to it. Times are seconds after its arrival."""
+
+    id: str
+    workflow: str
+    arrive: float
+    nap: float
+    body_ms: float
+    approve_after: float
+    """When its approval is sent; of one that is aimed, milliseconds around the deadline."""
+    aimed: bool
+    wait: float
+    """How long it waits for its approval."""
+    twice: bool
+    lifecycle: Lifecycle
+    lifecycle_after: float
+
+    @property
+    def key(self) -> str:
+        """What the records call it."""
+        return key_of(NAMESPACE, self.workflow, self.id)
+
+    @property
+    def params(self) -> dict[str, Any]:
+        """What its workflow is given."""
+        return {"nap": self.nap, "body_ms": self.body_ms, "wait": self.wait, "aimed": self.aimed}
+
+    @property
+    def approval(self) -> dict[str, Any]:
+        """The event that it waits for."""
+        return {"approved": self.id}
+
+
+def orders(workload: Workload, seed: int) -> list[Order]:
+    """The orders of a run, by arrival."""
+    rng = random.Random(f"orders/{seed}")
+    drawn = [_order(workload, rng, number) for number in range(workload.instances)]
+    poison = [_poison(workload, rng, number) for number in range(workload.poison)]
+    return sorted([*drawn, *poison], key=lambda order: order.arrive)
+
+
+def _order(workload: Workload, rng: random.Random, number: int) -> Order:
+    lifecycle: Lifecycle = ""
+    if rng.random() < workload.lifecycle:
+        lifecycle = rng.choice(("pause", "pause", "terminate", "restart"))
+    # A restart begins without the approval that the earlier run got, so it must end without one.
+    aimed = workload.kind == "race" or lifecycle == "restart" or rng.random() < workload.aimed
+    arrive = rng.uniform(0, workload.seconds)
+    low, high = workload.nap_s
+    return Order(
+        id=f"{workload.kind}-{number}",
+        workflow=workload.kind,
+        arrive=arrive,
+        nap=workload.seconds + 5 - arrive if workload.same_instant else rng.uniform(low, high),
+        body_ms=rng.uniform(0, workload.body_ms),
+        approve_after=rng.uniform(-workload.aim_ms, workload.aim_ms) if aimed else rng.uniform(0, 4),
+        aimed=aimed,
+        wait=rng.uniform(1.0, 3.0) if aimed else 1200.0,
+        twice=rng.random() < workload.twice,
+        lifecycle=lifecycle,
+        lifecycle_after=rng.uniform(0, 4),
+    )
+
+
+def _poison(workload: Workload, rng: random.Random, number: int) -> Order:
+    arrive = rng.uniform(0, workload.seconds)
+    return Order(f"poison-{number}", POISON, arrive, 0, 0, 0, False, 0, False, "", 0)
+
+
+def programs(order: Order) -> list[Program]:
+    """What the order may do and how it must end, and the same of its child."""
+    if order.workflow == POISON:
+        return [Program(order.key, ["errored"], {"die": POISON_ATTEMPTS})]
+    if order.workflow == RACE:
+        return [Program(order.key, ["complete"], {"approval": None, "tail": None})]
+    child = key_of(NAMESPACE, CHILD, f"{order.id}-parcel")
+    bodies = ("reserve", "charge", "spawn", "ship")
+    return [
+        Program(
+            order.key,
+            ["complete", "terminated"] if order.lifecycle == "terminate" else ["complete"],
+            {
+                "reserve": ATTEMPTS,
+                "nap": None,
+                "approval": None,
+                "charge": ATTEMPTS,
+                "spawn": ATTEMPTS,
+                "ship": ATTEMPTS,
+            },
+            [*bodies] if order.aimed else ["reserve", "approval", "charge", "spawn", "ship"],
+            {"spawn": child},
+        ),
+        Program(child, ["complete"] if order.lifecycle != "terminate" else [], {"pack": ATTEMPTS}, ["pack"]),
+    ]
+
+
+def operations(workload: Workload, drawn: list[Order]) -> dict[str, int]:
+    """The calls that clients mean to make."""
+    planned = {"create": len(drawn) + sum(order.twice for order in drawn)}
+    events = (workload.shots if order.aimed else 1 for order in drawn if order.workflow != POISON)
+    planned["event"] = sum(events)
+    for order in drawn:
+        if order.lifecycle:
+            planned[order.lifecycle] = planned.get(order.lifecycle, 0) + 1
+            if order.lifecycle == "pause":
+                planned["resume"] = planned.get("resume", 0) + 1
+    return planned
+
+
+def workload_from(values: dict[str, Any]) -> Workload:
+    """A workload as another process was told."""
+    return Workload(**{**values, "nap_s": tuple(values["nap_s"])})
+
+
+def workload_to(workload: Workload) -> dict[str, Any]:
+    """A workload to tell another process."""
+    return asdict(workload)

@@ -1,0 +1,203 @@
+"""One run: start the site, let the driver work, let the nemesis loose, heal, wait for rest, write down what is left."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from tests.chaos import model, snapshot, trail
+from tests.chaos.databases import Postgres, Sqlite
+from tests.chaos.faults import Kind
+from tests.chaos.model import CHILD, Workload
+from tests.chaos.records import Plan, Recorder, Stage, Trouble, now_ns, wall_us
+from tests.chaos.site import SLOTS, Site, Topology, open_site
+from tests.chaos.vitals import Vitals
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Cycle:
+    """Some fault of these, again and again: every so many leases, so often."""
+
+    faults: tuple[Kind, ...]
+    every: float = 1.0
+    times: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Scenario:
+    """What is there, what it does, what goes wrong, and what of it must have happened to count."""
+
+    name: str
+    about: str
+    topology: Topology = field(default_factory=Topology)
+    workload: Workload = field(default_factory=Workload)
+    schedule: tuple[Cycle, ...] = ()
+    overlaps: dict[str, int] = field(default_factory=dict)
+    warm: float = 1.0
+    """Leases before the first fault."""
+    needs: tuple[str, ...] = ()
+    """Tools of the machine without which it cannot be run."""
+    drain_leases: float = 10.0
+    patience: float = 1.0
+    """Leases that a timer may be late while nothing is broken; more on a machine that is busy."""
+    once: bool = False
+    """Nothing may be executed twice: nobody was lost."""
+
+
+def draw(scenario: Scenario, seed: int) -> list[tuple[float, Kind]]:
+    """The faults of a run in their order, each with the pause after it, in leases."""
+    rng = random.Random(f"schedule/{seed}")
+    return [(cycle.every, rng.choice(cycle.faults)) for cycle in scenario.schedule for _ in range(cycle.times)]
+
+
+class Run:
+    """A scenario with a seed, in a folder of its own."""
+
+    def __init__(self, scenario: Scenario, seed: int, folder: Path, say: Say) -> None:
+        self.scenario = scenario
+        self.seed = seed
+        self.folder = folder
+        self.say = say
+        self.recorder = Recorder(folder / "conductor.jsonl")
+        self.drawn = draw(scenario, seed)
+        self.orders = model.orders(scenario.workload, seed)
+        self.is_quiet = False
+
+    async def execute(self) -> Vitals:
+        """All stages, from the first process to the last record."""
+        self._write_plan()
+        topology = self.scenario.topology
+        async with open_site(topology, self.folder, self.seed, self.recorder) as site:
+            vitals = Vitals(site)
+            watching = asyncio.create_task(vitals.watch())
+            driver = site.driver(self.scenario.workload)
+            await self._registered(site)
+            await driver.start()
+            self._started = time.monotonic()
+            self._stage("warm")
+            await asyncio.sleep(self.scenario.warm * site.lease)
+            self._stage("faults")
+            await self._nemesis(site)
+            await self._heal(site)
+            self._stage("heal")
+            await self._rest(site)
+            await self._tail(site)
+            watching.cancel()
+            self._stage("snapshot")
+            await self._snapshot(site)
+            self._note_damage(site)
+        for process in site.processes.values():
+            self.recorder.record(*process.troubles())
+        return vitals
+
+    def _stage(self, name: str) -> None:
+        self.say(f"{name}")
+        self.recorder.record(Stage(name, now_ns(), wall_us()))  # type: ignore[arg-type]
+
+    def _write_plan(self) -> None:
+        scenario = self.scenario
+        self.recorder.record(
+            Plan(
+                seed=self.seed,
+                lease_us=round(scenario.topology.lease * 1_000_000),
+                database=scenario.topology.database,
+                operations=model.operations(scenario.workload, self.orders),
+                faults=dict(Counter(kind.id for _, kind in self.drawn)),
+                overlaps=scenario.overlaps,
+                slots=SLOTS,
+                clock_steps=scenario.topology.clock,
+                drain_leases=scenario.drain_leases,
+                lateness_us=round(scenario.patience * scenario.topology.lease * 1_000_000),
+                heal_us=round(2 * scenario.patience * scenario.topology.lease * 1_000_000),
+            )
+        )
+        self.recorder.record(*(program for order in self.orders for program in model.programs(order)))
+
+    async def _registered(self, site: Site) -> None:
+        """Wait until workers have said what they host."""
+        async with asyncio.timeout(60):
+            while True:
+                rows = await snapshot.fetch(
+                    site.database.url, "SELECT name FROM handlers WHERE registered_at IS NOT NULL"
+                )
+                if {CHILD, self.orders[0].workflow} <= {row["name"] for row in rows}:
+                    return
+                await asyncio.sleep(0.1)
+
+    async def _nemesis(self, site: Site) -> None:
+        """One fault after the other begins; they may overlap. Then wait until all are over."""
+        started = asyncio.get_running_loop().time()
+        async with asyncio.TaskGroup() as group:
+            for number, (pause, kind) in enumerate(self.drawn):
+                self.say(f"fault {number + 1}/{len(self.drawn)}: {kind.id} {type(kind).__name__}")
+                firing = group.create_task(kind.fire(site))
+                if pause < 0:
+                    await firing  # those that must not overlap
+                await asyncio.sleep(abs(pause) * site.lease)
+        self.say(f"the nemesis took {asyncio.get_running_loop().time() - started:.0f} s")
+
+    async def _heal(self, site: Site) -> None:
+        for link in site.links:
+            await site.weather(link, "pass")
+        for name in [*site.server_names, *site.worker_names]:
+            process = site.processes[name]
+            process.signal(signal.SIGCONT)
+            if not process.alive:
+                await process.start()
+
+    async def _rest(self, site: Site) -> None:
+        """Wait until every order has ended, as the driver sees it, and every child, as the tables say."""
+        left = max(0.0, max((order.arrive for order in self.orders), default=0) + 5 - self._age())
+        limit = left + 2 * self.scenario.drain_leases * site.lease
+        try:
+            async with asyncio.timeout(limit):
+                await site.processes["driver"].line("ended")
+                while await snapshot.fetch(site.database.url, "SELECT 1 FROM tasks LIMIT 1"):
+                    await asyncio.sleep(0.1)
+        except TimeoutError:
+            self.say(f"no rest after {limit:.0f} s")
+            return
+        self.is_quiet = True
+        self._stage("quiet")
+
+    def _note_damage(self, site: Site) -> None:
+        """A file of SQLite is whole, whatever happened to it."""
+        if isinstance(site.database, Sqlite):
+            with closing(sqlite3.connect(site.database.path)) as connection:
+                said = connection.execute("PRAGMA integrity_check").fetchone()[0]
+            if said != "ok":
+                self.recorder.record(Trouble("database", said, now_ns()))
+
+    def _age(self) -> float:
+        """Seconds since the driver was started."""
+        return time.monotonic() - self._started
+
+    async def _tail(self, site: Site) -> None:
+        """Everybody must answer again."""
+        driver = site.processes["driver"]
+        if not self.is_quiet or not driver.alive:
+            return
+        assert driver.process is not None and driver.process.stdin is not None
+        driver.expect_exit()
+        driver.process.stdin.write(b"heal\n")
+        async with asyncio.timeout(60):
+            await driver.line("done")
+
+    async def _snapshot(self, site: Site) -> None:
+        url = site.database.url
+        workflows = sorted({order.workflow for order in self.orders} | {CHILD})
+        by_api = await snapshot.by_api(site.direct(site.server_names[0]), workflows)
+        clock = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now"
+        now_us = (await snapshot.fetch(url, clock))[0]["now"] if isinstance(site.database, Postgres) else wall_us()
+        self.recorder.record(*by_api, *await snapshot.by_sql(url, now_us))
+        self.recorder.record(*await trail.read(url))

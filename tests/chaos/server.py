@@ -1,0 +1,98 @@
+"""A server of a chaos run whose database stumbles: the same program, with a store around its store.
+
+    python -m tests.chaos.server '{"folder": "...", "name": "server-0", "execute_then_fail": 0.05}' --listen ...
+
+`execute_then_fail`: part of the commits that are done and reported as failed. `commit_ms`: longest delay before a
+commit, inside the transaction. `connection_age_ms`: after which connections are asked to go. SIGUSR1 blocks the event
+loop for `block` seconds. SIGUSR2 writes down how many tasks there are.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import sys
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sqlalchemy import URL, text
+
+from stepwell_server import __main__ as program
+from stepwell_server import app
+from stepwell_server.api import listeners
+from stepwell_server.storage.database import CommitUnknown, Database, T, Tx, TxOptions, Work
+from tests.chaos.records import Count, Recorder
+from tests.support.faults import FaultyBackend, Rates
+
+DELAYED = {"group", "slow-lane", "call", "sweep"}
+
+
+@dataclass
+class StumblingBackend(FaultyBackend):
+    """A store that takes its time with commits, and says of some that they failed."""
+
+    commit_ms: float = 0.0
+    recorder: Recorder | None = None
+    _names: dict[str, str] = field(default_factory=lambda: {"execute_then_fail": "F28"})
+
+    async def attempt(self, work: Work[T], options: TxOptions) -> T:
+        """Run the transaction, slowly, and perhaps deny it. Reads are left alone."""
+        if options.read_only:
+            result: T = await self.inner.attempt(work, options)
+            return result
+        try:
+            return await super().attempt(self._slow(work, options), options)
+        except CommitUnknown:
+            if self.recorder is not None:
+                self.recorder.record(Count("commits_denied", 1))
+            raise
+
+    def _slow(self, work: Work[T], options: TxOptions) -> Work[T]:
+        if not self.commit_ms or options.label not in DELAYED:
+            return work
+
+        def slow(tx: Tx) -> T:
+            result = work(tx)
+            seconds = self._random.uniform(0, self.commit_ms) / 1000
+            if tx.dialect.name == "sqlite":
+                time.sleep(seconds)
+            else:
+                tx.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": seconds})
+            return result
+
+        return slow
+
+
+def main(config: dict[str, Any], arguments: list[str]) -> int:
+    """Run the server as ever, over a store that stumbles."""
+    recorder = Recorder(Path(config["folder"]) / f"store-{config['name']}-{os.getpid()}.jsonl")
+    rates = {"*": Rates(execute_then_fail=config.get("execute_then_fail", 0.0))}
+    open_database = app.open_database
+
+    def stumbling(url: URL) -> Database:
+        db = open_database(url)
+        seed = random.Random(f"{config['seed']}/{config['name']}").getrandbits(32)
+        backend = StumblingBackend(db._backend, rates, seed, commit_ms=config.get("commit_ms", 0.0), recorder=recorder)
+        return Database(backend, db.failpoints)
+
+    app.open_database = stumbling
+    if "connection_age_ms" in config:
+        age = config["connection_age_ms"]
+        ages = {"grpc.max_connection_age_ms": age, "grpc.max_connection_age_grace_ms": age}
+        listeners.OPTIONS[:] = (dict(listeners.OPTIONS) | ages).items()
+    signal.signal(signal.SIGUSR1, lambda *_: time.sleep(config.get("block", 6.0)))
+    signal.signal(signal.SIGUSR2, lambda *_: _count_tasks(Path(config["folder"]) / f"tasks-{config['name']}"))
+    return program.main(arguments)
+
+
+def _count_tasks(path: Path) -> None:
+    path.write_text(str(len(asyncio.all_tasks(asyncio.get_running_loop()))))
+
+
+if __name__ == "__main__":
+    sys.exit(main(json.loads(sys.argv[1]), sys.argv[2:]))

@@ -1,0 +1,219 @@
+"""The site of a chaos run: the database, servers, workers and the driver, with a proxy on every link between them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import random
+import socket
+import sys
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from tests.chaos import model, trail
+from tests.chaos.databases import Postgres, Sqlite, small_disk, start_postgres
+from tests.chaos.model import Workload
+from tests.chaos.processes import Running, python
+from tests.chaos.records import Recorder
+
+SLOTS = 40
+"""Runs that a worker takes at once."""
+
+
+@dataclass(frozen=True, slots=True)
+class Topology:
+    """What there is. Times are seconds; `lease` is the L of every report."""
+
+    database: Literal["sqlite", "postgresql"] = "postgresql"
+    servers: int = 3
+    workers: int = 4
+    lease: float = 3.0
+    store: dict[str, float] = field(default_factory=dict)
+    """How the store stumbles; see `server.py`. Empty: the plain program."""
+    serializable: bool = False
+    clock: bool = False
+    """The database's clock can be moved."""
+    settings: tuple[str, ...] = ()
+    """More flags for servers."""
+    environment: dict[str, dict[str, str]] = field(default_factory=dict)
+    """Variables of processes, by the beginning of their names."""
+    mortal: bool = False
+    """Workers may die by themselves: what they execute kills them."""
+    disk_mib: int = 0
+    """The SQLite file lies on a disk of this size. 0: wherever the records are."""
+
+
+def free_ports(number: int) -> list[int]:
+    """Ports that nobody has at the moment."""
+    sockets = [socket.socket() for _ in range(number)]
+    for one in sockets:
+        one.bind(("127.0.0.1", 0))
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
+        one.close()
+    return ports
+
+
+@dataclass
+class Site:
+    """Everything that runs, by name."""
+
+    topology: Topology
+    folder: Path
+    seed: int
+    database: Postgres | Sqlite
+    recorder: Recorder
+    ports: dict[str, int] = field(default_factory=dict)
+    links: dict[str, int] = field(default_factory=dict)
+    """Port of each link, by name: "worker-0/server-1", "driver/server-1", "server-1/database"."""
+    processes: dict[str, Running] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.rng = random.Random(f"nemesis/{self.seed}")
+        self.lease = self.topology.lease
+
+    @property
+    def server_names(self) -> list[str]:
+        """All servers."""
+        return [f"server-{number}" for number in range(self.topology.servers)]
+
+    @property
+    def worker_names(self) -> list[str]:
+        """All workers."""
+        return [f"worker-{number}" for number in range(self.topology.workers)]
+
+    def of_role(self, role: str) -> list[Running]:
+        """The processes of a role that serve and move."""
+        there = [one for name, one in self.processes.items() if name.startswith(role)]
+        return [one for one in there if one.alive and one.serves and not one.frozen]
+
+    def address(self, who: str) -> str:
+        """Where a worker or the driver finds all servers, through its own links."""
+        return "ipv4:" + ",".join(f"127.0.0.1:{self.links[f'{who}/{server}']}" for server in self.server_names)
+
+    def direct(self, server: str) -> str:
+        """Where a server really listens."""
+        return f"127.0.0.1:{self.ports[server]}"
+
+    async def weather(self, link: str, do: str, **options: Any) -> dict[str, int]:
+        """Tell the proxy what happens to a link."""
+        answer: dict[str, int] = await self.processes["proxy"].tell({"link": link, "do": do, **options})
+        return answer
+
+    # ---- what is started
+
+    def plan(self) -> None:
+        """Give every server a port and every link a place."""
+        names = self.server_names
+        self.ports = dict(zip(names, free_ports(len(names)), strict=True))
+        links = [f"{who}/{server}" for who in [*self.worker_names, "driver"] for server in names]
+        if isinstance(self.database, Postgres):
+            links += [f"{server}/database" for server in names]
+        self.links = dict(zip(links, free_ports(len(links)), strict=True))
+        self._add("proxy", lambda: python("proxy", {"links": self._proxied(), "seed": self.seed}), ready='{"ready"')
+        for name in names:
+            self._add(name, lambda name=name: self._server(name), ready="listening on")  # type: ignore[misc]
+        for name in self.worker_names:
+            self._add(name, lambda name=name: self._worker(name))  # type: ignore[misc]
+
+    def _add(self, name: str, command: Any, ready: str = "") -> None:
+        environment: dict[str, str] = {}
+        for beginning, variables in self.topology.environment.items():
+            if name.startswith(beginning):
+                environment |= variables
+        mortal = self.topology.mortal and name.startswith("worker")
+        self.processes[name] = Running(name, command, self.folder, self.recorder, environment, ready, mortal=mortal)
+
+    def _proxied(self) -> list[dict[str, Any]]:
+        def upstream(link: str) -> str:
+            to = link.partition("/")[2]
+            if to == "database":
+                assert isinstance(self.database, Postgres)
+                return self.database.socket
+            return self.direct(to)
+
+        return [{"name": name, "listen": port, "upstream": upstream(name)} for name, port in self.links.items()]
+
+    def _server(self, name: str) -> list[str]:
+        lease = self.lease
+        url = self.database.url
+        if isinstance(self.database, Postgres):
+            url = self.database.through(self.links[f"{name}/database"])
+        store = {"folder": str(self.folder), "name": name, "seed": self.seed, **self.topology.store}
+        program = ["stepwell_server"] if not self.topology.store else ["tests.chaos.server", json.dumps(store)]
+        return [
+            *(sys.executable, "-m", *program),
+            *("--listen", self.direct(name), "--ops-listen", "127.0.0.1:0", "--database", url),
+            *("--leases.lease", f"{lease}", "--leases.ack-window", f"{lease}"),  # of a machine that is busy
+            *("--leases.reconnect-grace", f"{lease / 6}", "--drain-settle", "0.2", "--drain-grace", "5"),
+            *self.topology.settings,
+        ]
+
+    def _worker(self, name: str) -> list[str]:
+        config = {"folder": str(self.folder), "name": name, "address": self.address(name), "slots": SLOTS}
+        return python("worker", config)
+
+    def driver(self, workload: Workload) -> Running:
+        """The client, not yet started."""
+        config = {
+            "folder": str(self.folder),
+            "seed": self.seed,
+            "workload": model.workload_to(workload),
+            "address": self.address("driver"),
+            "servers": {name: f"127.0.0.1:{self.links[f'driver/{name}']}" for name in self.server_names},
+        }
+        self._add("driver", lambda: python("driver", config))
+        return self.processes["driver"]
+
+    async def open(self) -> None:
+        """Make the tables, then start everything but the driver."""
+        await _migrate(self.database.url)
+        await trail.install(self.database.url)
+        if isinstance(self.database, Postgres):
+            if self.topology.serializable:
+                await self.database.execute(
+                    "ALTER DATABASE postgres SET default_transaction_isolation = 'serializable'"
+                )
+            if self.topology.clock:
+                await self.database.put_clock_under_control()
+        self.plan()
+        await self.processes["proxy"].start()
+        await asyncio.gather(*(self.processes[name].start() for name in self.server_names))
+        await asyncio.gather(*(self.processes[name].start() for name in self.worker_names))
+
+    async def close(self) -> None:
+        """End everything, servers last."""
+        for role in ("driver", "worker", "server", "proxy"):
+            await asyncio.gather(*(one.stop() for name, one in self.processes.items() if name.startswith(role)))
+
+
+@asynccontextmanager
+async def open_site(topology: Topology, folder: Path, seed: int, recorder: Recorder) -> AsyncIterator[Site]:
+    """A site with a database of its own; at the end nothing of it is left but its records."""
+    if topology.database == "sqlite":
+        with small_disk(folder / "disk", topology.disk_mib) as disk:
+            async with _opened(Site(topology, folder, seed, Sqlite(disk / "stepwell.db"), recorder)) as site:
+                yield site
+        return
+    with start_postgres() as postgres:
+        async with _opened(Site(topology, folder, seed, postgres, recorder)) as site:
+            yield site
+
+
+@asynccontextmanager
+async def _opened(site: Site) -> AsyncIterator[Site]:
+    try:
+        await site.open()
+        yield site
+    finally:
+        await site.close()
+
+
+async def _migrate(url: str) -> None:
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-m", "stepwell_server", "migrate", "--database", url, stdout=asyncio.subprocess.DEVNULL
+    )
+    assert await process.wait() == 0

@@ -1,0 +1,192 @@
+"""Hooks among what a worker holds: their leases, their reports, and leaving."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from stepwell import App, hook
+from stepwell.holdings import Capacity, Holdings
+from stepwell.v1 import workers_pb2 as pb
+from tests.sdk.stage import InlinePool, in_a_word, settle
+from tests.sdk.test_holdings import Worker, nap
+
+
+@hook("quick")
+async def quick(payload: Any) -> None: ...
+
+
+@hook("stuck")
+async def stuck(payload: Any) -> None:
+    await asyncio.Event().wait()
+
+
+class HookWorker(Worker):
+    """Holdings that host hooks, and a workflow of one's name."""
+
+    def __init__(self, *hooks: Any) -> None:
+        super().__init__()
+        app = App(workflows=[nap], hooks=hooks or [quick, stuck])
+        self.holdings = Holdings(app, None, InlinePool(), self.clock, Capacity(max_tasks=2))
+        self.welcome()
+
+    async def hook(self, name: str, task_id: int = 1, fence: int = 1) -> list[str]:
+        return await self.receive(task_id, fence, task=hook_frame(name).task)
+
+
+def hook_frame(name: str) -> pb.ServerFrame:
+    ref = pb.HandlerRef(kind=pb.HANDLER_KIND_HOOK, name=name)
+    return pb.ServerFrame(task_id=1, fence=1, task=pb.Task(handler=ref, key="r-1", hook=pb.HookInput()))
+
+
+@pytest.fixture
+async def worker() -> HookWorker:
+    return HookWorker()
+
+
+async def test_a_hook_is_acked_executed_and_reported_for_one_credit(worker: HookWorker) -> None:
+    assert await worker.hook("quick") == ["task_ack", "outcome"]
+    assert worker.held() == [(1, 1)]
+
+    assert await worker.ack(1, released=True) == ["credit:1"]
+    assert worker.held() == []
+
+
+async def test_a_handler_begins_when_its_arrival_is_on_its_way(worker: HookWorker) -> None:
+    """One that kills its process must have been counted."""
+    worker.holdings.receive(hook_frame("quick"))
+    assert [in_a_word(frame) for frame in worker.holdings.take_frames()] == ["task_ack"]
+    await settle()
+    assert worker.holdings.take_frames() == []
+
+    worker.holdings.written()
+    await settle()
+    assert worker.sent() == ["outcome"]
+
+
+async def test_an_arrival_that_a_lost_stream_swallowed_is_said_again(worker: HookWorker) -> None:
+    worker.holdings.receive(hook_frame("quick"))
+    worker.holdings.take_frames()
+    worker.holdings.disconnected()
+
+    assert worker.welcome((1, 1)) == ["task_ack", "credit:1"]
+    await settle()
+    assert worker.sent() == ["outcome"]
+
+
+async def test_an_outcome_is_sent_again_after_a_reconnect(worker: HookWorker) -> None:
+    await worker.hook("quick")
+    worker.holdings.disconnected()
+
+    assert worker.welcome((1, 1)) == ["outcome", "credit:1"]
+    assert [frame.number for frame in worker.unacked()] == [1]
+
+
+async def test_a_handler_goes_on_through_a_reconnect(worker: HookWorker) -> None:
+    await worker.hook("stuck")
+    worker.holdings.disconnected()
+
+    assert worker.welcome((1, 1)) == ["credit:1"]
+    assert worker.held() == [(1, 1)]
+    await worker.holdings.close()
+
+
+async def test_what_ends_without_a_stream_is_said_on_the_next_one() -> None:
+    gate = asyncio.Event()
+
+    @hook("gated")
+    async def gated(payload: Any) -> None:
+        await gate.wait()
+
+    worker = HookWorker(gated)
+    await worker.hook("gated")
+    worker.holdings.disconnected()
+    gate.set()
+    assert await worker.receive(heartbeat=pb.ServerHeartbeat()) == []
+
+    assert worker.welcome((1, 1)) == ["outcome", "credit:1"]
+
+
+@pytest.mark.parametrize("lost", [{"stale": pb.Stale()}, {"cancel": pb.Cancel(reason="cancelled")}])
+async def test_a_hook_that_is_lost_or_cancelled_is_dropped(worker: HookWorker, lost: Any) -> None:
+    await worker.hook("stuck")
+
+    assert await worker.receive(**lost) == ["credit:1"]
+    assert worker.held() == []
+
+
+async def test_a_hook_that_the_server_gave_away_is_dropped(worker: HookWorker) -> None:
+    await worker.hook("stuck")
+    worker.holdings.disconnected()
+
+    assert worker.welcome() == ["credit:2"]
+
+
+async def test_heartbeats_name_hooks_and_a_lease_that_is_not_renewed_is_given_up(worker: HookWorker) -> None:
+    await worker.hook("stuck", task_id=5)
+    worker.clock.advance(20)
+    worker.holdings.heartbeat()  # never confirmed
+    (beat,) = worker.holdings.take_frames()
+    assert [(held.task_id, held.fence) for held in beat.heartbeat.held] == [(5, 1)]
+
+    worker.clock.advance(6)
+    worker.holdings.expire()
+    assert worker.held() == []
+
+
+async def test_a_hook_under_a_new_fence_replaces_the_old_execution(worker: HookWorker) -> None:
+    await worker.hook("stuck", fence=1)
+
+    assert await worker.hook("quick", fence=2) == ["task_ack", "credit:1", "outcome"]
+    assert worker.held() == [(1, 2)]
+
+
+async def test_a_hook_that_comes_twice_is_executed_once(worker: HookWorker) -> None:
+    await worker.hook("stuck")
+
+    assert await worker.hook("stuck") == []
+    await worker.holdings.close()
+
+
+async def test_a_hook_that_nobody_hosts_here_is_not_held(worker: HookWorker) -> None:
+    assert await worker.hook("nap") == ["task_ack", "credit:1"]  # there is a workflow of that name
+    assert worker.held() == []
+
+
+async def test_leaving_waits_for_handlers_and_for_their_reports() -> None:
+    gate = asyncio.Event()
+
+    @hook("gated")
+    async def gated(payload: Any) -> None:
+        await gate.wait()
+
+    worker = HookWorker(gated)
+    await worker.hook("gated")
+    worker.holdings.drain()
+    assert not worker.holdings.quiet.is_set()
+
+    gate.set()
+    assert await worker.receive(heartbeat=pb.ServerHeartbeat()) == ["outcome"]
+    assert not worker.holdings.quiet.is_set()
+    await worker.ack(1)
+    assert worker.holdings.quiet.is_set()
+
+
+async def test_closing_waits_for_a_handler_that_was_cancelled() -> None:
+    ended: list[bool] = []
+
+    @hook("slow")
+    async def slow_to_go(payload: Any) -> None:
+        try:
+            await asyncio.Event().wait()
+        finally:
+            await asyncio.sleep(0.01)
+            ended.append(True)
+
+    worker = HookWorker(slow_to_go)
+    await worker.hook("slow")
+    await worker.holdings.close()
+
+    assert ended == [True]
