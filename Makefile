@@ -88,6 +88,7 @@ test-java: setup ## The Java stubs against a real server
 .PHONY: bench
 bench: setup ## Measure this machine: tasks per second, rest, and what idle streams cost
 	PYTHONPATH=. $(BIN)/python bench/tasks.py
+	PYTHONPATH=. $(BIN)/python bench/idle.py
 	PYTHONPATH=. $(BIN)/python bench/idle_streams.py
 
 .PHONY: bench-workflows

@@ -8,6 +8,9 @@ from typing import Any
 import pytest
 
 from stepwell_server.config import load
+from stepwell_server.engine.committer import Committer
+from stepwell_server.engine.groups import HotCall
+from stepwell_server.engine.tasks import Claim
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows
@@ -272,6 +275,35 @@ async def test_a_hundred_callers_at_once_have_one_effect(sidecar: Sidecar, hooks
     assert sum(one.handed_out for one in answers) == 30
     taken = [(await worker.take()).task.key for _ in ids]
     assert sorted(taken) == sorted(ids) and not worker.has("task")
+
+
+async def test_a_caller_who_goes_away_takes_nothing_along(
+    sidecar: Sidecar, external: Served, hooks: Triggers, hire: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sidecar may be killed in the middle of a pass: what it claimed arrives, and the worker is not forgotten."""
+    claiming, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(committer: Committer, call: HotCall) -> Any:
+        if isinstance(call, Claim):
+            claiming.set()
+            await go_on.wait()
+        return await committer.enqueue(call)
+
+    monkeypatch.setattr(Committer, "submit", slowly)
+    worker = await hire(hooks=("note",), credit=2)
+    await hooks.trigger("one")
+    passing = asyncio.create_task(sidecar.process(wait=60))
+    await claiming.wait()
+    passing.cancel()
+    async with asyncio.timeout(10):
+        while external.app.metrics.in_flight.labels("unary")._value.get():
+            await asyncio.sleep(0.005)
+    go_on.set()
+    assert (await worker.take()).task.key == "one"
+
+    await hooks.trigger("two")
+    assert (await sidecar.process()).handed_out == 1
+    assert not external.app._spine.dispatcher._endings
 
 
 async def test_a_pass_on_one_replica_moves_what_a_worker_of_another_can_take(

@@ -7,16 +7,18 @@ import random
 from contextlib import AsyncExitStack, aclosing
 
 import pytest
+from sqlalchemy import update
 
 from stepwell_server.api import dispatchers as servicer
 from stepwell_server.domain.dispatchers import WakeFilter
-from stepwell_server.engine.loops import sweep
+from stepwell_server.domain.times import SECOND
+from stepwell_server.storage.schema import tasks
 from tests.api.conftest import Hire
 from tests.support.flows import Flows
 from tests.support.frames import returned
 from tests.support.servers import Served, StartServer
 from tests.support.triggers import Triggers, at
-from tests.support.wakes import HOOK, WORKFLOW, Sidecar, is_due, unserved, waits, wake_at
+from tests.support.wakes import HOOK, WORKFLOW, Sidecar, is_due, unserved, until_settled, waits, wake_at
 from tests.support.workers import UnaryWorker
 
 
@@ -90,35 +92,25 @@ async def test_pauses_resumes_and_ends_are_told(sidecar: Sidecar, external: Serv
         await follower.until(is_due)
 
 
-async def test_a_lease_is_followed_to_its_end(
-    start_server: StartServer, database_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_lease_is_followed_to_its_end(sidecar: Sidecar, external: Served, hooks: Triggers) -> None:
     """Claimed, it is due again when its lease ends; lapsed, it is due; done, it is gone."""
-    monkeypatch.setattr(sweep, "INTERVAL", 0.05)
-    leases = {"lease": 1, "ack_window": 0.3, "reconnect_grace": 0}
-    served = await start_server(database_url, dispatch="external", leases=leases)
-    caller = UnaryWorker(served.channel, (), hooks=("note",))
+    caller = UnaryWorker(external.channel, (), hooks=("note",))
     await caller.register()
-    async with Sidecar(served.channel).follow() as follower:
-        await Triggers(served.channel).trigger("one")
+    async with sidecar.follow() as follower:
+        await hooks.trigger("one")
         await follower.until(is_due)
         (lost,) = await caller.claim()
         claimed = await follower.until(lambda said: waits(said) and not is_due(said))
-        assert 0 < at(claimed.next_wake.wake_at) - at(claimed.now) <= 0.3
+        assert 0 < at(claimed.next_wake.wake_at) - at(claimed.now) <= 10
 
+        lapse = update(tasks).values(locked_until=tasks.c.locked_until - 60 * SECOND)
+        await external.app.db.run_tx(lambda tx: tx.execute(lapse) and None)
+        await external.app._sweep.once()
         await follower.until(is_due)
-        (task,) = await _claimed(caller)
+        (task,) = await caller.claim()
         assert task.fence > lost.fence
         await caller.commit(task, returned(number=1))
         await follower.until(lambda said: not waits(said))
-
-
-async def _claimed(caller: UnaryWorker) -> list[object]:
-    """A lapsed lease is due by its time; it can be claimed once a sweep has taken it back."""
-    async with asyncio.timeout(10):
-        while not (tasks := await caller.claim(wait=1)):
-            pass
-    return list(tasks)
 
 
 async def test_who_is_unserved_is_told_when_time_passes_and_when_workers_come_and_go(
@@ -126,10 +118,7 @@ async def test_who_is_unserved_is_told_when_time_passes_and_when_workers_come_an
 ) -> None:
     """Nothing is committed when a time comes; the service that is to wake must hear of it all the same."""
     async with sidecar.follow() as follower:
-        await hooks.trigger("one", process_at=await hooks.now() + 0.3)
-        waiting = await follower.until(waits)
-        assert not waiting.next_wake.unserved
-
+        await hooks.trigger("one", process_at=await hooks.now() + 1)
         due = await follower.until(lambda said: said.next_wake.unserved)
         assert is_due(due) and unserved(due.next_wake) == {"note": wake_at(due.next_wake)}
 
@@ -175,7 +164,7 @@ async def test_a_slow_reader_gets_the_newest_only(external: Served, hooks: Trigg
         await anext(wakes)
         for number in range(50):  # and nobody reads
             await hooks.trigger(f"h{number}", process_at=now + 100 - number)
-        await _until_settled(external)
+        await until_settled(external)
 
         newest = await anext(wakes)
         assert newest.wake_at == pytest.approx((now + 51) * 1e6, abs=10)
@@ -212,14 +201,14 @@ async def test_many_followers_hear_the_same_and_ask_nothing(external: Served, ho
         async with AsyncExitStack() as stack:
             streams = [await stack.enter_async_context(Sidecar(external.channel).follow()) for _ in range(followers)]
             await asyncio.gather(*(one.until(lambda said: not waits(said)) for one in streams))
-            await _until_settled(external)
+            await until_settled(external)
             commits: list[str] = []
             with external.app.db.failpoints.install(commits.append):
                 await hooks.trigger(f"h{followers}")
                 await asyncio.gather(*(one.until(waits) for one in streams))
                 await hooks.manage("Cancel", f"h{followers}")
                 await asyncio.gather(*(one.until(lambda said: not waits(said)) for one in streams))
-                await _until_settled(external)
+                await until_settled(external)
             counts[followers] = sum(one.startswith("after-commit/") and "sweep" not in one for one in commits)
 
     assert counts[60] <= counts[1] + 2  # questions that fell together for the one
@@ -263,16 +252,6 @@ async def test_streams_that_cannot_be_are_refused(start_server: StartServer, sql
         async with sidecar.follow() as too_many:
             end = await too_many.until_over()
             assert end is not None and end.reason == "STREAM_LIMIT"
-
-
-async def _until_settled(served: Served) -> None:
-    """Return once the database has been asked about all that changed."""
-    bus = served.app._spine.bus
-    async with asyncio.timeout(10):
-        number = -1
-        while bus._noted or number != bus.number:
-            number = bus.number
-            await asyncio.sleep(0.2)
 
 
 def _at(said: object) -> float | None:

@@ -10,6 +10,7 @@ from tests.chaos.site import Topology
 SQLITE = Topology("sqlite", servers=1)
 KILLS = (Kill("F01", "worker"), Kill("F05", "server"))
 LONG_BODIES = Workload(body_ms=2000.0)
+SIDECARS = Topology(servers=2, workers=2, dispatchers=("stream", "stream", "poll"), settings=("--dispatch", "external"))
 
 CATALOGUE = (
     Scenario(
@@ -107,5 +108,14 @@ CATALOGUE = (
         Workload(instances=1800, seconds=110.0, kind="race", twice=0.0, aim_ms=6.0, shots=3),
         schedule=(Cycle((Nothing("F80", 36.0),), every=-0.1),),
         overlaps={"near-deadline": 2000},
+    ),
+    Scenario(
+        "hooks",
+        "10,000 hooks, half of them for later; servers that need dispatchers; kill -9 of anybody, 20 times",
+        SIDECARS,
+        Workload(instances=40, seconds=50.0, hooks=10_000),
+        schedule=(Cycle((*KILLS, Kill("F09", "dispatcher")), every=1.0, times=20),),
+        drain_leases=30.0,
+        patience=5.0,  # a dispatcher that polls does so every five seconds, and it may be the only one left
     ),
 )

@@ -10,12 +10,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.chaos import figures
-from tests.chaos.invariants import api, events, liveness, timers, workflows
+from tests.chaos.invariants import api, events, hooks, liveness, timers, wakes, workflows
 from tests.chaos.records import Count, History, load
 from tests.chaos.verdicts import Verdict
 from tests.chaos.view import View
 
-CHECKS = (workflows.check, timers.check, events.check, api.check, liveness.check)
+CHECKS = (workflows.check, timers.check, events.check, hooks.check, wakes.check, api.check, liveness.check)
 
 ENOUGH = 0.8
 """Part of the planned calls that must have been acknowledged."""

@@ -10,129 +10,25 @@ import json
 import random
 import sys
 import time
-from collections.abc import Awaitable, Callable
-from dataclasses import dataclass, field
-from itertools import count
+from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 from uuid import uuid4
 
-from google.protobuf.message import Message
-from grpc import aio
-
 from stepwell import Client, Instance, InstanceChange
-from stepwell.errors import failure_of
 from stepwell.payloads import to_payload
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.chaos import model
+from tests.chaos.calls import Ask, Caller
+from tests.chaos.hook_driver import HookDriver
 from tests.chaos.model import NAMESPACE, POISON, Order
-from tests.chaos.records import Call, Recorder, Row, Scan, Seen, now_ns
+from tests.chaos.records import Recorder, Scan, Seen, now_ns
 
-REFUSED = {"INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION"}
-"""Codes after which a call was certainly not applied."""
-CALL_SECONDS = 5.0
-LONGEST_PAUSE = 1.0
 SCAN_EVERY = 3.0
 SHOT_SECONDS = 0.008
 """Between two events that are aimed at one deadline."""
 TAIL = 25
 """Calls to every server after the heal, all of which must succeed."""
-
-_OPTIONS = [
-    ("grpc.enable_retries", 0),
-    ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.max_reconnect_backoff_ms", 1000),
-    ("grpc.min_reconnect_backoff_ms", 100),
-]
-
-Ask: TypeAlias = Callable[[Any], Awaitable[Any]]
-
-
-def answer_of(reply: Message) -> tuple[Row, int | None]:
-    """What an answer says, and the revision that it names."""
-    if isinstance(reply, pb.SendEventResponse):
-        event = reply.event
-        return {"event_id": event.event_id, "created_at": event.created_at.ToMicroseconds()}, None
-    instance = reply.instance  # type: ignore[attr-defined]
-    return {
-        "status": pb.InstanceStatus.Name(instance.status).removeprefix("INSTANCE_STATUS_").lower(),
-        "run_number": instance.run_number,
-        "created_at": instance.created_at.ToMicroseconds(),
-    }, instance.revision
-
-
-@dataclass
-class Caller:
-    """Makes calls, one by one written down, until each is answered."""
-
-    servers: dict[str, str]
-    recorder: Recorder
-    rng: random.Random
-    hasty: float = 0.0
-    process: str = "driver"
-    _numbers: count[int] = field(default_factory=count)
-
-    def __post_init__(self) -> None:
-        self._stubs: dict[str, Any] = {
-            name: WorkflowServiceStub(aio.insecure_channel(address, options=_OPTIONS))
-            for name, address in self.servers.items()
-        }
-
-    async def surely(self, op: str, key: str, ask: Ask, value: Row | None = None, request_id: str = "") -> Any:
-        """Call until it is answered. None: it was refused."""
-        pause, is_hasty = 0.05, self.rng.random() < self.hasty
-        while True:
-            seconds = self.rng.uniform(0, 0.03) if is_hasty else CALL_SECONDS
-            is_hasty = False
-            known, reply = await self.once(op, key, ask, value, request_id, seconds=seconds)
-            if known:
-                return reply
-            await asyncio.sleep(self.rng.uniform(0, pause))
-            pause = min(pause * 2, LONGEST_PAUSE)
-
-    async def once(
-        self,
-        op: str,
-        key: str,
-        ask: Ask,
-        value: Row | None = None,
-        request_id: str = "",
-        server: str = "",
-        seconds: float = CALL_SECONDS,
-    ) -> tuple[bool, Any]:
-        """Call once. Whether its outcome is known, and its answer unless it was refused."""
-        server = server or self.rng.choice(list(self._stubs))
-        about: dict[str, Any] = {"call": f"{self.process}-{next(self._numbers)}", "op": op, "key": key}
-        about |= {"process": self.process, "request_id": request_id, "server": server}
-        self.recorder.record(Call(**about, phase="invoke", mono_ns=now_ns(), value=value or {}))
-        try:
-            async with asyncio.timeout(seconds + 1):
-                reply = await ask(_Timed(self._stubs[server], seconds))
-        except aio.AioRpcError as error:
-            failure = failure_of(error)
-            phase: Any = "fail" if failure.code.name in REFUSED else "info"
-            told = {"code": failure.code.name, "reason": failure.reason}
-            self.recorder.record(Call(**about, phase=phase, mono_ns=now_ns(), **told))
-            return phase == "fail", None
-        except TimeoutError:
-            self.recorder.record(Call(**about, phase="info", mono_ns=now_ns(), code="DEADLINE_EXCEEDED"))
-            return False, None
-        answered, revision = answer_of(reply)
-        self.recorder.record(Call(**about, phase="ok", mono_ns=now_ns(), value=answered, revision=revision))
-        return True, reply
-
-
-@dataclass(frozen=True)
-class _Timed:
-    """A stub whose calls have a deadline."""
-
-    stub: Any
-    seconds: float
-
-    def __getattr__(self, method: str) -> Callable[[Message], Awaitable[Any]]:
-        call = getattr(self.stub, method)
-        return lambda request: call(request, timeout=self.seconds)
 
 
 class Driver:
@@ -151,18 +47,26 @@ class Driver:
         self.latency = 0.005
         """Seconds from sending an event to its stamp, as of late."""
         self.left = len(self.orders)
+        self.hooks = HookDriver(model.hooks(workload, seed), self.caller, self.recorder, self.rng)
 
     async def run(self) -> None:
         """All orders, from arrival to end; then the tail that shows that everything answers again."""
         self.began = asyncio.get_running_loop().time()
         async with Client(self.address) as self.client:
-            scanning = asyncio.create_task(self._scan())
-            await asyncio.gather(*(self._order(order) for order in self.orders))
+            looking = [asyncio.create_task(look) for look in self._looks()]
+            await asyncio.gather(self.hooks.trigger_all(self.began), *(self._order(order) for order in self.orders))
             print("ended", flush=True)
             await asyncio.to_thread(sys.stdin.readline)  # the conductor says when all is healed
             await self._tail()
-            scanning.cancel()
+            for one in looking:
+                one.cancel()
         print("done", flush=True)
+
+    def _looks(self) -> list[Coroutine[Any, Any, None]]:
+        """What is looked at all the time."""
+        if not self.hooks.batches:
+            return [self._scan()]
+        return [self._scan(), self.hooks.ask(), *(self.hooks.follow(server) for server in self.servers)]
 
     # ---- one order
 

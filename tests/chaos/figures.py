@@ -6,8 +6,9 @@ from collections import Counter
 from itertools import pairwise
 from typing import Any
 
+from tests.chaos.invariants import hooks
 from tests.chaos.invariants.timers import firings
-from tests.chaos.records import Fault
+from tests.chaos.records import Fault, HookRow
 from tests.chaos.view import Story, View
 
 NEAR_US = 20_000
@@ -34,6 +35,19 @@ def of(view: View) -> dict[str, Any]:
         "recovery in leases": recovery(view),
         "lateness of timers in ms": lateness(view),
         "longest time without progress in leases": longest_standstill(view),
+    } | _of_hooks(view)
+
+
+def _of_hooks(view: View) -> dict[str, Any]:
+    """What there is to say of hooks, if there were any."""
+    rows = view.history.of(HookRow)
+    if not rows:
+        return {}
+    late = quantiles([one / 1000 for one in hooks.lateness_us(view)])
+    return {
+        "hooks": dict(Counter(row.status for row in rows)),
+        "executions per hook": hooks.executions_per_hook(view),
+        "lateness of hooks in ms": late,
     }
 
 

@@ -54,6 +54,8 @@ class Workload:
     """All naps end at one instant."""
     hasty: float = 0.0
     """Part of the calls whose first try is given up after up to 30 milliseconds."""
+    hooks: int = 0
+    """Hooks that arrive over the same time, half of them to be executed later."""
     rivals: int = 0
     """Other clients that create each order at the same time, with request ids of their own."""
 
@@ -128,6 +130,41 @@ def _poison(workload: Workload, rng: random.Random, number: int) -> Order:
     return Order(f"poison-{number}", POISON, arrive, 0, 0, 0, False, 0, False, "", 0)
 
 
+HOOK_ATTEMPTS = 20
+BATCH = 50
+"""Hooks that are triggered at once."""
+AHEAD = 20.0
+"""Seconds over which those hooks are spread that are to be executed later."""
+
+
+@dataclass(frozen=True, slots=True)
+class HookOrder:
+    """A hook that is triggered. Times are seconds."""
+
+    id: str
+    arrive: float
+    after: float | None
+    """How long after its arrival it is to be executed. None: at once."""
+    failures: int
+    """How often its handler fails before it succeeds."""
+
+
+def hooks(workload: Workload, seed: int) -> list[list[HookOrder]]:
+    """The hooks of a run, in the batches in which they are triggered."""
+    rng = random.Random(f"hooks/{seed}")
+    batches = []
+    for first in range(0, workload.hooks, BATCH):
+        arrive = rng.uniform(0, workload.seconds)
+        numbers = range(first, min(first + BATCH, workload.hooks))
+        batches.append([_hook(rng, number, arrive) for number in numbers])
+    return sorted(batches, key=lambda batch: batch[0].arrive)
+
+
+def _hook(rng: random.Random, number: int, arrive: float) -> HookOrder:
+    after = rng.uniform(0, AHEAD) if number % 2 else None
+    return HookOrder(f"hook-{number}", arrive, after, rng.choice((0,) * 9 + (2,)))
+
+
 def programs(order: Order) -> list[Program]:
     """What the order may do and how it must end, and the same of its child."""
     if order.workflow == POISON:
@@ -160,6 +197,8 @@ def operations(workload: Workload, drawn: list[Order]) -> dict[str, int]:
     planned = {"create": len(drawn) + sum(order.twice for order in drawn)}
     events = (workload.shots if order.aimed else 1 for order in drawn if order.workflow != POISON)
     planned["event"] = sum(events)
+    if workload.hooks:
+        planned["trigger"] = -(-workload.hooks // BATCH)
     for order in drawn:
         if order.lifecycle:
             planned[order.lifecycle] = planned.get(order.lifecycle, 0) + 1

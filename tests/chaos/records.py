@@ -98,7 +98,7 @@ class Call:
     call: str
     """Unique per call, the same in both phases."""
     op: str
-    """create, event, pause, resume, terminate, restart, get, list, wait ..."""
+    """create, event, pause, resume, terminate, restart, get, list, wait, trigger, next_wake ..."""
     key: str
     phase: Literal["invoke", "ok", "fail", "info"]
     mono_ns: int
@@ -111,7 +111,7 @@ class Call:
     """ErrorReason without its prefix: "INSTANCE_TERMINAL". Empty if no server has answered."""
     value: Row = field(default_factory=dict)
     """invoke: arguments ("type" and "payload" of an event). ok: what was answered: "status", "run_number",
-    "created_at" of an instance; "event_id", "created_at" of an event."""
+    "created_at" of an instance; "event_id", "created_at" of an event; "hooks", each with its time; "wake_at", "now"."""
     revision: int | None = None
     """Of the instance that was answered."""
     server: str = ""
@@ -144,7 +144,20 @@ class Seen:
     mono_ns: int
 
 
-# ---- what step bodies did
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A follower of wakes was told of the next one, or its stream is over. `stream` is unique per connection."""
+
+    stream: str
+    server: str
+    phase: Literal["told", "over"]
+    mono_ns: int
+    number: int = 0
+    wake_at: int | None = None
+    """None: nothing waits."""
+
+
+# ---- what step bodies and handlers did
 
 
 @dataclass(frozen=True, slots=True)
@@ -167,6 +180,20 @@ class Effect:
     fence: int | None = None
     value: str | None = None
     """JSON text of what it returns. Holds the execution, so that results of two executions differ."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handling:
+    """A handler of a hook begins or ends, written and fsynced by itself: the truth about executions of hooks."""
+
+    execution: str
+    """Unique per execution, the same in start and end."""
+    hook_id: str
+    phase: Literal["start", "end", "fail"]
+    worker: str
+    mono_ns: int
+    attempt: int
+    idempotency_key: str
 
 
 # ---- what went wrong
@@ -293,6 +320,20 @@ class EventRow:
 
 
 @dataclass(frozen=True, slots=True)
+class HookRow:
+    """A hook in the final snapshot, by SQL."""
+
+    hook_id: str
+    status: str
+    attempts: int
+    max_attempts: int | None
+    idempotency_key: str
+    created_at: int
+    process_at: int
+    ended_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
 class TaskRow:
     """A task in the final snapshot: the whole row, with the key of its instance. `now_us`: when it was read."""
 
@@ -308,7 +349,9 @@ Fact: TypeAlias = (
     | Call
     | Scan
     | Seen
+    | Told
     | Effect
+    | Handling
     | Fault
     | Exit
     | Trouble
@@ -317,6 +360,7 @@ Fact: TypeAlias = (
     | InstanceRow
     | StepRow
     | EventRow
+    | HookRow
     | TaskRow
 )
 KINDS: dict[str, type[Any]] = {kind.__name__: kind for kind in Fact.__args__}

@@ -149,7 +149,7 @@ class Run:
     async def _heal(self, site: Site) -> None:
         for link in site.links:
             await site.weather(link, "pass")
-        for name in [*site.server_names, *site.worker_names]:
+        for name in [*site.server_names, *site.worker_names, *site.dispatcher_names]:
             process = site.processes[name]
             process.signal(signal.SIGCONT)
             if not process.alive:

@@ -38,5 +38,7 @@ def slowed(scenario: Scenario, lease: float) -> Scenario:
 def shortened(scenario: Scenario, instances: int = 60, rounds: int = 4, seconds: float = 10.0) -> Scenario:
     """The same with less of everything, and nothing that must have happened often: for a look."""
     cycles = tuple(replace(cycle, times=min(cycle.times, rounds)) for cycle in scenario.schedule)
-    workload = replace(scenario.workload, instances=instances, seconds=min(scenario.workload.seconds, seconds))
+    given = scenario.workload
+    hooks = min(given.hooks, 10 * instances)
+    workload = replace(given, instances=instances, seconds=min(given.seconds, seconds), hooks=hooks)
     return replace(scenario, schedule=cycles, workload=workload, overlaps={})

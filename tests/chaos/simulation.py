@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
+from tests.chaos.hook_simulation import run_hooks
 from tests.chaos.records import (
     Call,
     Change,
@@ -387,6 +388,7 @@ def history(seed: int) -> History:
         Plan(seed, LEASE, "sqlite", {"create": 18, "event": 10}, {"F01": 1, "F02": 1}, {"zombie-reports": 1}, slots=4)
     )
     toy.write(Stage("warm", toy.mono(), toy.now))
+    run_hooks(toy)
     twists = [*TWISTS, *toy.rng.choices(TWISTS, k=toy.rng.randint(0, 3))]
     toy.rng.shuffle(twists)
     for twist in twists:

@@ -30,6 +30,8 @@ class Topology:
     database: Literal["sqlite", "postgresql"] = "postgresql"
     servers: int = 3
     workers: int = 4
+    dispatchers: tuple[Literal["stream", "poll"], ...] = ()
+    """Sidecars, by how they learn of what is due."""
     lease: float = 3.0
     store: dict[str, float] = field(default_factory=dict)
     """How the store stumbles; see `server.py`. Empty: the plain program."""
@@ -85,6 +87,11 @@ class Site:
         """All workers."""
         return [f"worker-{number}" for number in range(self.topology.workers)]
 
+    @property
+    def dispatcher_names(self) -> list[str]:
+        """All dispatchers."""
+        return [f"dispatcher-{number}" for number in range(len(self.topology.dispatchers))]
+
     def of_role(self, role: str) -> list[Running]:
         """The processes of a role that serve and move."""
         there = [one for name, one in self.processes.items() if name.startswith(role)]
@@ -109,7 +116,8 @@ class Site:
         """Give every server a port and every link a place."""
         names = self.server_names
         self.ports = dict(zip(names, free_ports(len(names)), strict=True))
-        links = [f"{who}/{server}" for who in [*self.worker_names, "driver"] for server in names]
+        callers = [*self.worker_names, *self.dispatcher_names, "driver"]
+        links = [f"{who}/{server}" for who in callers for server in names]
         if isinstance(self.database, Postgres):
             links += [f"{server}/database" for server in names]
         self.links = dict(zip(links, free_ports(len(links)), strict=True))
@@ -118,6 +126,8 @@ class Site:
             self._add(name, lambda name=name: self._server(name), ready="listening on")  # type: ignore[misc]
         for name in self.worker_names:
             self._add(name, lambda name=name: self._worker(name))  # type: ignore[misc]
+        for name, mode in zip(self.dispatcher_names, self.topology.dispatchers, strict=True):
+            self._add(name, lambda name=name, mode=mode: self._dispatcher(name, mode))  # type: ignore[misc]
 
     def _add(self, name: str, command: Any, ready: str = "") -> None:
         environment: dict[str, str] = {}
@@ -156,6 +166,9 @@ class Site:
         config = {"folder": str(self.folder), "name": name, "address": self.address(name), "slots": SLOTS}
         return python("worker", config)
 
+    def _dispatcher(self, name: str, mode: str) -> list[str]:
+        return [sys.executable, "-m", "stepwell.cli", "dispatcher", "--server", self.address(name), "--mode", mode]
+
     def driver(self, workload: Workload) -> Running:
         """The client, not yet started."""
         config = {
@@ -182,11 +195,12 @@ class Site:
         self.plan()
         await self.processes["proxy"].start()
         await asyncio.gather(*(self.processes[name].start() for name in self.server_names))
-        await asyncio.gather(*(self.processes[name].start() for name in self.worker_names))
+        clients = [*self.worker_names, *self.dispatcher_names]
+        await asyncio.gather(*(self.processes[name].start() for name in clients))
 
     async def close(self) -> None:
         """End everything, servers last."""
-        for role in ("driver", "worker", "server", "proxy"):
+        for role in ("driver", "dispatcher", "worker", "server", "proxy"):
             await asyncio.gather(*(one.stop() for name, one in self.processes.items() if name.startswith(role)))
 
 

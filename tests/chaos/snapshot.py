@@ -16,7 +16,7 @@ from sqlalchemy import make_url
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.chaos.model import NAMESPACE
-from tests.chaos.records import EventRow, Fact, InstanceRow, Row, StepRow, TaskRow, key_of
+from tests.chaos.records import EventRow, Fact, HookRow, InstanceRow, Row, StepRow, TaskRow, key_of
 
 PAGE = 100
 SECONDS = 20.0
@@ -145,6 +145,7 @@ _EVENTS = """
 SELECT e.*, i.workflow, i.instance_id FROM workflow_events e JOIN workflow_instances i ON i.id = e.task_id
 """
 _TASKS = "SELECT * FROM tasks"
+_HOOKS = "SELECT * FROM hooks"
 
 
 async def by_sql(url: str, now_us: int) -> list[Fact]:
@@ -152,6 +153,7 @@ async def by_sql(url: str, now_us: int) -> list[Fact]:
     facts: list[Fact] = [_instance_of(row) for row in await fetch(url, _INSTANCES)]
     facts += [_step_of(row) for row in await fetch(url, _STEPS)]
     facts += [_event_of(row) for row in await fetch(url, _EVENTS)]
+    facts += [_hook_of(row) for row in await fetch(url, _HOOKS)]
     facts += [
         TaskRow(key_of(row["namespace"], row["name"], row["key"]), now_us, row) for row in await fetch(url, _TASKS)
     ]
@@ -217,3 +219,8 @@ def _event_of(row: Row) -> EventRow:
         consumed_by_step=row["consumed_by_step"] or None,
         request_id=row["request_id"],
     )
+
+
+def _hook_of(row: Row) -> HookRow:
+    same = ("hook_id", "status", "attempts", "max_attempts", "idempotency_key", "created_at", "process_at", "ended_at")
+    return HookRow(**{name: row[name] for name in same})

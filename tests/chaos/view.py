@@ -205,6 +205,11 @@ class View:
                 until[lease] = end
         return last
 
+    def wall_us(self, mono_ns: int) -> int:
+        """A moment by the clock of the machine, which the database's is, too."""
+        began = self.stages["warm"]
+        return began.wall_us + (mono_ns - began.mono_ns) // 1000
+
     def story(self, key: str) -> Story:
         """What is known of an instance, from now on."""
         return self.stories.setdefault(key, Story(key))

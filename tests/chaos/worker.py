@@ -20,6 +20,7 @@ from stepwell import (
     App,
     CallFailed,
     Client,
+    JobContext,
     NewInstance,
     Retry,
     WaitForEventTimeoutError,
@@ -27,9 +28,10 @@ from stepwell import (
     WorkflowEntrypoint,
     WorkflowEvent,
     WorkflowStep,
+    hook,
 )
 from tests.chaos.model import ATTEMPTS, CHILD, FAILURES, NAMESPACE, ORDER, POISON, POISON_ATTEMPTS, RACE
-from tests.chaos.records import Effect, Recorder, key_of, now_ns
+from tests.chaos.records import Effect, Handling, Recorder, key_of, now_ns
 
 RETRY = Retry(limit=ATTEMPTS - 1, delay="50 ms", backoff="constant")
 
@@ -182,6 +184,18 @@ class PoisonFlow(WorkflowEntrypoint[Any, Any]):
         return {"die": await Steps(POISON, event, step).do("die", die, retry=retry)}
 
 
+@hook("note")
+async def note(payload: Any, ctx: JobContext) -> None:
+    """A hook; see the model."""
+    about = {"execution": uuid4().hex[:16], "hook_id": ctx.id, "worker": Ledger.worker}
+    about |= {"attempt": ctx.attempt, "idempotency_key": ctx.idempotency_key}
+    Ledger.recorder.record(Handling(**about, phase="start", mono_ns=now_ns()))
+    if ctx.attempt <= payload["failures"]:
+        Ledger.recorder.record(Handling(**about, phase="fail", mono_ns=now_ns()))
+        raise DeliberateFailure(f"attempt {ctx.attempt}")
+    Ledger.recorder.record(Handling(**about, phase="end", mono_ns=now_ns()))
+
+
 class Quiet(logging.Formatter):
     """Failures of bodies are part of the plan: their tracebacks would hide those that are not."""
 
@@ -195,7 +209,7 @@ async def work(config: dict[str, Any]) -> None:
     handler.setFormatter(Quiet("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     Ledger.open(Path(config["folder"]), config["name"])
-    app = App(workflows=[OrderFlow, ParcelFlow, RaceFlow, PoisonFlow])
+    app = App(workflows=[OrderFlow, ParcelFlow, RaceFlow, PoisonFlow], hooks=[note])
     async with Client(config["address"]) as client:
         worker = Worker(client, app, max_tasks=config["slots"], worker_id=config["name"])
         working = asyncio.create_task(worker.run())

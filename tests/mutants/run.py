@@ -25,7 +25,7 @@ SOURCES = ("server", "clients/python", ".")
 PYTEST = ("-m", "pytest", "-q", "-x", "--timeout", "60", "-p", "no:randomly", "-p", "no:cacheprovider")
 PACKAGES = ("stepwell_server", "stepwell", "tests.support.spine")
 LONGEST_RUN = 300.0
-LISTS = ("mutants.toml", "workflow_mutants.toml", "webhook_mutants.toml", "hook_mutants.toml")
+LISTS = ("mutants.toml", "workflow_mutants.toml", "webhook_mutants.toml", "hook_mutants.toml", "wake_mutants.toml")
 
 PASSED, FAILED = 0, 1
 """Exit codes of pytest. All others mean that the test was not run."""

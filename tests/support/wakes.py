@@ -15,6 +15,7 @@ from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1 import workers_pb2
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from tests.support.frames import seconds
+from tests.support.servers import Served
 from tests.support.triggers import at
 
 WORKFLOW, HOOK = workers_pb2.HANDLER_KIND_WORKFLOW, workers_pb2.HANDLER_KIND_HOOK
@@ -145,3 +146,13 @@ def waits(answer: pb.GetNextWakeResponse | pb.WakeStreamResponse | pb.ProcessRes
 def unserved(wake: pb.NextWake) -> dict[str, float]:
     """Names without a worker that have something due, and since when."""
     return {one.name: at(one.due_at) for one in wake.unserved}
+
+
+async def until_settled(served: Served) -> None:
+    """Return once the database has been asked about all that changed, and nothing more has."""
+    bus = served.app._spine.bus
+    async with asyncio.timeout(20):
+        number = -1
+        while bus._noted or number != bus.number:
+            number = bus.number
+            await asyncio.sleep(0.2)

@@ -317,15 +317,22 @@ class Dispatcher:
     # ---- on request
 
     async def process(self, order: ProcessOrder) -> list[Held]:
-        """Hand out what is due, once, whoever dispatches here otherwise. Returns what was."""
-        handed = [Held(one.task.id, one.task.fence) for one in await self._claim(order)]
-        return [one for one in handed if one.task_id in self._holders]
+        """Hand out what is due, once, whoever dispatches here otherwise. Returns what was.
 
-    def take_order(self, order: ProcessOrder) -> None:
-        """Another replica was asked to hand this out: so do we, for our own workers."""
-        task = asyncio.create_task(self.process(order))
+        Whoever asked may go away meanwhile: what is claimed is delivered, and credits are given back, all the same.
+        """
+        return await asyncio.shield(self.take_order(order))
+
+    def take_order(self, order: ProcessOrder) -> asyncio.Task[list[Held]]:
+        """Somebody was asked, here or at another replica, to hand this out: so do we, for our own workers."""
+        task = asyncio.create_task(self._process(order))
         self._orders.add(task)
         task.add_done_callback(self._orders.discard)
+        return task
+
+    async def _process(self, order: ProcessOrder) -> list[Held]:
+        handed = [Held(one.task.id, one.task.fence) for one in await self._claim(order)]
+        return [one for one in handed if one.task_id in self._holders]
 
     async def ended(self, handed: Iterable[Held], seconds: float) -> int:
         """How many of these executions have ended within so many seconds: suspended, finished or failed."""
@@ -335,10 +342,12 @@ class Dispatcher:
         for one, wait in waits.items():
             if one.task_id not in self._holders and not wait.done():
                 wait.set_result(True)  # before we could ask
-        if waits:
-            await asyncio.wait(waits.values(), timeout=seconds)
-        for one in waits:
-            self._endings.pop(one, None)
+        try:
+            if waits:
+                await asyncio.wait(waits.values(), timeout=seconds)
+        finally:
+            for one in waits:
+                self._endings.pop(one, None)
         return sum(wait.done() and wait.result() for wait in waits.values())
 
     def _settle(self, held: Held, *, ended: bool) -> None:

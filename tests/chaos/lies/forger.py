@@ -41,11 +41,11 @@ class Forger:
         """What is left of the truth."""
         return History(tuple(self.facts))
 
-    def all(self, kind: type[F], **fields: Any) -> list[F]:
+    def all(self, kind: type[F], /, **fields: Any) -> list[F]:
         """The facts of a kind whose fields, or columns, are these."""
         return [one for one in self.facts if isinstance(one, kind) and _is_like(one, fields)]
 
-    def any(self, kind: type[F], **fields: Any) -> F:
+    def any(self, kind: type[F], /, **fields: Any) -> F:
         """One of them."""
         return self.rng.choice(self.all(kind, **fields))
 
@@ -94,5 +94,8 @@ class Forger:
 
 
 def _is_like(fact: Any, fields: dict[str, Any]) -> bool:
+    """Tasks are those of instances, unless another kind is named."""
     row = fact.row if isinstance(fact, Change) else {}
+    if row.get("kind", fields.get("kind")) != fields.get("kind"):
+        return False
     return all((row[name] if name in row else getattr(fact, name, None)) == value for name, value in fields.items())
