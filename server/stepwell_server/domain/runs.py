@@ -106,6 +106,8 @@ class Run:
     ending: Ending | None = None
     has_parked: bool = False
     """A frame of its worker has parked it, in this very transaction."""
+    is_contradicted: bool = False
+    """Its worker reported an execution that no longer counts, and its function has gone on with what came of it."""
 
     # ---- what the worker reports
 
@@ -211,11 +213,11 @@ class Run:
             raise _mismatch(known, StepType.DO)
         _check_attempt(report.attempt, known.policy)
         opened = {one.name: one.attempt for one in load_open(before.open_steps)}
-        if (
-            known.status.final
-            or report.attempt <= known.attempts
-            or opened.get(report.name, report.attempt) != report.attempt
-        ):
+        open_attempt = opened.get(report.name, report.attempt)
+        if open_attempt > report.attempt:
+            return None  # its worker has begun another one, and knows
+        if known.status.final or report.attempt <= known.attempts or open_attempt != report.attempt:
+            self.is_contradicted = True
             return None
         return known
 
@@ -252,6 +254,10 @@ class Run:
         if self.task.stop is not Stop.PAUSE:
             failure = None if finish.failure is None else finish.failure.shortened()
             self.ending = Ending(failure, finish.output, self.task.fence)
+
+    def take_away(self) -> None:
+        """Give the run to whoever replays it from what is stored, because its holder knows otherwise."""
+        self.task = self.task.lapsed(self.now)
 
     def _park(self) -> None:
         """Nothing is executing any more, and the run is to pause: it is out of reach until it is resumed."""

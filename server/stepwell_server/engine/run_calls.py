@@ -232,6 +232,10 @@ class ReportFrames(HotCall):
             if answer is None:  # what came before it counts all the same
                 lost = True
                 break
+            if run.is_contradicted:  # what follows, an end perhaps, rests on a result that does not count
+                run.take_away()
+                lost = True
+                break
             answers.append(answer)
         news = self._news(run, tuple(answers), again=self._tells_all(task))
         if run.ending is not None:
