@@ -11,11 +11,13 @@ import random
 import sys
 import time
 from collections.abc import Coroutine
+from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from stepwell import Client, Instance, InstanceChange
+from stepwell import CallFailed, Client, Instance, InstanceChange
 from stepwell.payloads import to_payload
 from stepwell.v1 import workflows_pb2 as pb
 from tests.chaos import model
@@ -48,6 +50,7 @@ class Driver:
         """Seconds from sending an event to its stamp, as of late."""
         self.left = len(self.orders)
         self.hooks = HookDriver(model.hooks(workload, seed), self.caller, self.recorder, self.rng)
+        self.watches = count()
 
     async def run(self) -> None:
         """All orders, from arrival to end; then the tail that shows that everything answers again."""
@@ -129,13 +132,14 @@ class Driver:
 
     async def _aim(self, handle: Instance[Any], order: Order) -> bool:
         """Wait until the event, sent now, is stamped about when the wait is over. False: there is no wait any more."""
-        async for change in handle.watch(steps=True):
-            for step in change.steps:
-                if step.name == "approval" and step.wake_at is not None:
-                    lead = self.latency + SHOT_SECONDS * (self.shots - 1) / 2
-                    at = step.wake_at.timestamp() + order.approve_after / 1000 - lead
-                    await asyncio.sleep(min(at - time.time(), order.wait))
-                    return True
+        with suppress(CallFailed):  # the other watch puts it on record
+            async for change in handle.watch(steps=True):
+                for step in change.steps:
+                    if step.name == "approval" and step.wake_at is not None:
+                        lead = self.latency + SHOT_SECONDS * (self.shots - 1) / 2
+                        at = step.wake_at.timestamp() + order.approve_after / 1000 - lead
+                        await asyncio.sleep(min(at - time.time(), order.wait))
+                        return True
         return False
 
     async def _meddle(self, handle: Instance[Any], order: Order) -> None:
@@ -159,16 +163,20 @@ class Driver:
     # ---- reading
 
     async def _watch(self, handle: Instance[Any], order: Order) -> None:
-        async for change in handle.watch():
-            self._seen(order.key, change)
-            if self.rng.random() < 0.2:
-                await self._get(order)
+        """Follow it to its end. If that is refused, a plain question puts the refusal on record."""
+        stream = f"watch-{next(self.watches)}"
+        try:
+            async for change in handle.watch():
+                self._seen(stream, order.key, change)
+                if self.rng.random() < 0.2:
+                    await self._get(order)
+        except CallFailed:
+            await self._get(order)
 
-    def _seen(self, key: str, change: InstanceChange[Any]) -> None:
+    def _seen(self, stream: str, key: str, change: InstanceChange[Any]) -> None:
         seen = change.instance
-        self.recorder.record(
-            Seen("driver", "watch", key, _spelled(seen.status), seen.run_number, seen.revision, now_ns())
-        )
+        about = (_spelled(seen.status), seen.run_number, seen.revision, now_ns())
+        self.recorder.record(Seen("driver", stream, key, *about))
 
     async def _get(self, order: Order, server: str = "") -> None:
         request = pb.GetInstanceRequest(namespace=NAMESPACE, workflow=order.workflow, instance_id=order.id)

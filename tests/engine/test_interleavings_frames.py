@@ -6,8 +6,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from stepwell_server.domain.errors import Internal, InvalidField, MaxStepsExceeded, StepTypeMismatch
-from stepwell_server.domain.frames import Body, Suspend
+from stepwell_server.domain.errors import Internal, InvalidField, LeaseLost, MaxStepsExceeded, StepTypeMismatch
+from stepwell_server.domain.frames import Body, StepDone, StepFailed, Suspend
 from stepwell_server.domain.leases import Held
 from stepwell_server.domain.retry import RetryPolicy, StepPolicy
 from stepwell_server.domain.tasks import TaskStatus, Verdict
@@ -399,14 +399,31 @@ async def test_a_body_that_hangs_is_ended_by_the_server_and_its_worker_told(engi
     assert (await engine.live()).open_steps == ""
 
 
+@pytest.mark.parametrize("late", [done("slow", 1, '"late"'), failed("slow", 1)], ids=["result", "failure"])
+async def test_what_rests_on_an_execution_that_timed_out_is_not_applied(
+    engine: Engine, late: StepDone | StepFailed
+) -> None:
+    """Rule 22: the function has gone on with it, perhaps to its end. The run is replayed from what is stored."""
+    mine = await engine.begin()
+    await engine.say(mine, (BEGIN, opens("slow")))
+    await engine.advance(10 * MINUTE)
+    await engine.say(mine)
+
+    news = await engine.say(mine, late, FINISH)
+
+    assert isinstance(news.stale, LeaseLost)
+    assert (await engine.get()).status is InstanceStatus.QUEUED
+    assert (await engine.steps())["slow"].status is StepStatus.WAITING
+    again = await engine.claim_one(BEN)
+    assert (again.handed.task.interruptions, (await engine.steps())["slow"].attempts) == (0, 1)
+
+
 async def test_a_result_of_an_execution_that_timed_out_does_not_count(engine: Engine) -> None:
     """Rule 22: the run did not suspend, so its fence is the same; the attempt tells."""
     mine = await engine.begin()
     await engine.say(mine, (BEGIN, opens("slow")))
     await engine.advance(10 * MINUTE)
     await engine.say(mine)
-    await engine.say(mine, done("slow", 1, '"late"'))
-    assert (await engine.steps())["slow"].status is StepStatus.WAITING
     await engine.advance(MINUTE)
     await engine.say(mine, (BEGIN, opens("slow", 2)))
 

@@ -9,9 +9,12 @@ is 0 if every bug was caught. A scenario that is not valid while nothing is plan
 from __future__ import annotations
 
 import argparse
+import os
 import re
 import shutil
+import signal
 import statistics
+import subprocess
 import sys
 import time
 import tomllib
@@ -24,6 +27,8 @@ from run import Copy, Mutant, copied
 LIST = Path(__file__).with_name("chaos_mutants.toml")
 SEEDS = 5
 """Runs that a bug may survive before it counts as missed."""
+LONGEST_RUN = 400.0
+LONGEST_END = 30.0
 
 _VERDICT = re.compile(r"^verdict: (\w+)$", re.MULTILINE)
 _BROKEN = re.compile(r"^  ([A-Z]\d+) \S", re.MULTILINE)
@@ -79,10 +84,28 @@ def run(copy: Copy, scenario: str, seed: int) -> Ran:
     """One short run of a scenario."""
     records = copy.folder / "records"
     shutil.rmtree(records, ignore_errors=True)
-    done = copy.python("-m", "tests.chaos", scenario, "--short", "--seed", str(seed), "--folder", str(records))
-    found = _VERDICT.search(done.stdout)
-    broken = dict.fromkeys(_BROKEN.findall(done.stdout))
-    return Ran(found[1] if found else "none", tuple(broken), done.stdout + done.stderr)
+    output = _output(copy, "-m", "tests.chaos", scenario, "--short", "--seed", str(seed), "--folder", str(records))
+    found = _VERDICT.search(output)
+    return Ran(found[1] if found else "none", tuple(dict.fromkeys(_BROKEN.findall(output))), output)
+
+
+def _output(copy: Copy, *arguments: str) -> str:
+    """What Python says there. One that does not end is interrupted, so that it ends its servers and databases, too."""
+    process = subprocess.Popen(
+        [sys.executable, *arguments],
+        cwd=copy.folder,
+        env=copy.environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+    for signal_number, patience in ((signal.SIGINT, LONGEST_RUN), (signal.SIGKILL, LONGEST_END)):
+        try:
+            return process.communicate(timeout=patience)[0]
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal_number)
+    return process.communicate()[0]
 
 
 def hunt(prey: Prey, copy: Copy, seeds: int) -> Hunt:

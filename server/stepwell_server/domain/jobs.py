@@ -62,6 +62,8 @@ class Job:
 
     has_parked = False
     """A job cannot be paused by itself."""
+    is_contradicted = False
+    """Its holder knows one execution only."""
 
     @property
     def ending(self) -> Execution | None:

@@ -99,6 +99,8 @@ class Run:
     ending: Ending | None = None
     has_parked: bool = False
     """A frame of its worker has parked it, in this very transaction."""
+    is_contradicted: bool = False
+    """Its worker reported an execution that no longer counts, and its function has gone on with what came of it."""
 
     # ---- what the worker reports
 
@@ -154,7 +156,9 @@ class Run:
                 raise InvalidField("a run is reported on step by step", field="body")
             case Rejected() as rejected:
                 raise rejected.refusal
-        if self.task.stop is Stop.PAUSE and not open_steps and self.ending is None:
+        if self.is_contradicted:  # whoever takes it over replays it from what is stored
+            self.task = self.task.lapsed(self.now)
+        elif self.task.stop is Stop.PAUSE and not open_steps and self.ending is None:
             self._park()
         return wake_at
 
@@ -209,11 +213,11 @@ class Run:
             raise _mismatch(known, StepType.DO)
         _check_attempt(report.attempt, known.policy)
         opened = {one.name: one.attempt for one in load_open(before.open_steps)}
-        if (
-            known.status.final
-            or report.attempt <= known.attempts
-            or opened.get(report.name, report.attempt) != report.attempt
-        ):
+        open_attempt = opened.get(report.name, report.attempt)
+        if open_attempt > report.attempt:
+            return None  # its worker has begun another one, and knows
+        if known.status.final or report.attempt <= known.attempts or open_attempt != report.attempt:
+            self.is_contradicted = True
             return None
         return known
 

@@ -19,6 +19,8 @@ from stepwell_server.storage.tasks import Stamp
 
 CONFLATED = 0.02
 """Seconds for which changes are collected before followers are told of the newest."""
+MOST_QUESTIONS = 3
+"""How often the database is asked for one answer while what it says changes."""
 MOST_UNSERVED = 100
 LONGEST_WAIT: Micros = 60 * SECOND
 
@@ -68,7 +70,7 @@ class Dispatchers:
     # ---- wakes
 
     async def next_wake(self, wanted: WakeFilter) -> Wake:
-        """The next wake, as the database says now."""
+        """The next wake, as the database says now; if it never stands still, not later than that."""
         wanted.check()
         await self._spine.registry.limits_of(wanted.namespace)
 
@@ -77,10 +79,13 @@ class Dispatchers:
             return found, sessions.served(tx, wanted.namespace), tasks.stamp(tx)
 
         bus = self._spine.bus
-        mark = bus.mark()
-        found, served, at = await self._spine.db.run_tx(work, READ)
-        bus.refresh(found, at, mark)
-        bus.serve(frozenset(one for one in bus.served if one.namespace != wanted.namespace) | served)
+        for _ in range(MOST_QUESTIONS):
+            mark = bus.mark()
+            found, served, at = await self._spine.db.run_tx(work, READ)
+            bus.refresh(found, at, mark)
+            bus.serve(frozenset(one for one in bus.served if one.namespace != wanted.namespace) | served)
+            if not bus.is_noted_since(wanted.matches, mark):
+                break
         return self._current(wanted)
 
     def _current(self, wanted: WakeFilter) -> Wake:

@@ -267,6 +267,9 @@ class ReportFrames(HotCall):
             if answer is None:  # what came before it counts all the same
                 lost = True
                 break
+            if run.is_contradicted:  # what follows, an end perhaps, rests on a result that does not count
+                lost = True
+                break
             answers.append(answer)
         news = RunNews(tuple(answers), revision=run.task.revision)
         if run.ending is None and self._is_mine(run.task):

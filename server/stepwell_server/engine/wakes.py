@@ -98,6 +98,10 @@ class WakeBus:
         """To be taken before the database is asked: its answer knows nothing of what is noted from now on."""
         return self._notes
 
+    def is_noted_since(self, match: Match, mark: int) -> bool:
+        """Whether anything that matches was noted since a mark."""
+        return any(at > mark and (handler is None or match(handler)) for handler, at in self._noted_at.items())
+
     async def take_noted(self) -> Sequence[Handler] | None:
         """Wait until something was noted, and take it all; None: ask for everything."""
         await self._noted_any.wait()
@@ -146,7 +150,7 @@ class WakeBus:
                 continue
             self._read_at[one.handler] = mark
             known = self._wakes.get(one.handler)
-            if known is not None and self._is_noted_since(one.handler, mark):
+            if known is not None and max(self._noted_at.get(one.handler, 0), self._noted_at.get(None, 0)) > mark:
                 one = replace(
                     one,
                     due_at=_sooner(one.due_at, known.due_at),
@@ -154,9 +158,6 @@ class WakeBus:
                 )
             is_news |= self._put(one)
         return is_news
-
-    def _is_noted_since(self, handler: Handler, mark: int) -> bool:
-        return max(self._noted_at.get(handler, 0), self._noted_at.get(None, 0)) > mark
 
     def _put(self, wake: HandlerWake) -> bool:
         is_news = self._wakes.get(wake.handler) != wake
