@@ -59,7 +59,7 @@ test-python: setup ## The server and the Python SDK, on SQLite and PostgreSQL
 
 .PHONY: test-serializable
 test-serializable: setup ## The storage and engine suites on databases whose default is SERIALIZABLE
-	STEPWELL_TEST_ISOLATION=serializable $(BIN)/pytest -q -n 2 tests/storage tests/engine -m "not slow"
+	STEPWELL_TEST_ISOLATION=serializable $(BIN)/pytest -q -n 2 --postgresql-only tests/storage tests/engine -m "not slow"
 
 .PHONY: mutants
 mutants: setup ## Plant bugs one by one and see each caught by its test

@@ -16,19 +16,23 @@ from sqlalchemy import make_url
 from stepwell_server import app as application
 from stepwell_server.storage import migrate
 from stepwell_server.storage.database import Database
+from tests.support import templates
 from tests.support.postgres import PostgresServer
 from tests.support.servers import Served, StartServer, start_in_process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """`--sqlite-only` leaves out every test that needs PostgreSQL: for `make quick`."""
+    """`--sqlite-only` leaves out every test that needs PostgreSQL, `--postgresql-only` every other one."""
     parser.addoption("--sqlite-only", action="store_true")
+    parser.addoption("--postgresql-only", action="store_true")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Deselect what `--sqlite-only` leaves out."""
+    """Deselect what is to be left out."""
     if config.getoption("--sqlite-only"):
         items[:] = [item for item in items if not _needs_postgres(item)]
+    if config.getoption("--postgresql-only"):
+        items[:] = [item for item in items if _needs_postgres(item)]
 
 
 def _needs_postgres(item: pytest.Item) -> bool:
@@ -50,24 +54,29 @@ def postgres() -> Iterator[PostgresServer]:
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])
-def database_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A database that is empty and all this test's own."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path}/stepwell.db"
-    postgres: PostgresServer = request.getfixturevalue("postgres")
-    return postgres.create_database()
+def database_url(request: pytest.FixtureRequest) -> str:
+    """A database that is all this test's own: migrated, with nothing in it."""
+    url: str = request.getfixturevalue("sqlite_url" if request.param == "sqlite" else "postgres_url")
+    return url
 
 
 @pytest.fixture
-def postgres_url(postgres: PostgresServer) -> str:
-    """An empty PostgreSQL database, for what only exists there."""
-    return postgres.create_database()
+def postgres_url(postgres: PostgresServer) -> Iterator[str]:
+    """The same on PostgreSQL, for what only exists there."""
+    with postgres.lend(templates.migrate_now) as url:
+        yield url
+
+
+@pytest.fixture(scope="session")
+def sqlite_template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A migrated file to copy."""
+    return templates.sqlite_template(tmp_path_factory.mktemp("template"))
 
 
 @pytest.fixture
-def sqlite_url(tmp_path: Path) -> str:
-    """An empty SQLite database, for what does not depend on the database."""
-    return f"sqlite:///{tmp_path}/stepwell.db"
+def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
+    """The same on SQLite, for what does not depend on the database."""
+    return templates.sqlite_copy(sqlite_template, tmp_path)
 
 
 @pytest.fixture
