@@ -48,10 +48,12 @@ async def test_a_wait_that_is_over_and_asked_for_again_is_told_again(job: Job, f
 
 
 async def test_a_step_that_is_done_stays_as_it_is(job: Job, flows: Flows) -> None:
+    """And who says otherwise has gone on with what is not stored: the run is taken from it."""
     await job.tell(done("a", "1"))
 
-    await job.report(done("a", "2", attempt=2), failed("a", 3))
+    await job.send(done("a", "2", attempt=2), finish("2"))
 
+    assert await job.stale() == "LEASE_LOST"
     step = (await flows.steps("one"))["a"]
     assert (step_status(step), step.result.json, step.attempts) == ("COMPLETED", "1", 1)
 

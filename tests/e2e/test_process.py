@@ -91,8 +91,11 @@ async def test_a_database_that_cannot_be_used_is_one_line(tmp_path: Path, postgr
         assert len(str(refusal).splitlines()) == 1
 
 
-async def test_a_database_without_the_schema_is_not_served(database_url: str) -> None:
-    refusal = await refused(database_url, "--no-auto-migrate")
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_a_database_without_the_schema_is_not_served(kind: str, tmp_path: Path, postgres: PostgresServer) -> None:
+    empty = f"sqlite:///{tmp_path}/empty.db" if kind == "sqlite" else postgres.create_database()
+
+    refusal = await refused(empty, "--no-auto-migrate")
 
     assert "it has no schema; run `stepwell migrate`" in str(refusal)
 

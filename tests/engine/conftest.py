@@ -11,6 +11,7 @@ from stepwell_server.app import open_database
 from stepwell_server.storage import migrate
 from stepwell_server.storage.database import Database
 from tests.support.postgres import PostgresServer
+from tests.support.runs import Engine, replicas_on
 from tests.support.spine import Spine, running
 
 
@@ -18,6 +19,13 @@ from tests.support.spine import Spine, running
 async def spine(db: Database) -> AsyncIterator[Spine]:
     """A spine on a database of its own, on each of the two databases."""
     async with running(Spine(db)) as one:
+        yield one
+
+
+@pytest.fixture
+async def engine(database_url: str) -> AsyncIterator[Engine]:
+    """A replica, on each of the two databases."""
+    async with replicas_on(database_url) as (one,):
         yield one
 
 

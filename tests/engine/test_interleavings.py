@@ -45,13 +45,6 @@ from tests.support.runs import (
 
 
 @pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[Engine]:
-    """A replica, on each of the two databases."""
-    async with replicas_on(database_url) as (one,):
-        yield one
-
-
-@pytest.fixture
 async def replicas(postgres_url: str, postgres: PostgresServer) -> AsyncIterator[tuple[Engine, Engine]]:
     """Two replicas on one PostgreSQL. Deadlocks are found before a lock's time is over."""
     postgres.execute(f"ALTER DATABASE {make_url(postgres_url).database} SET deadlock_timeout = '20ms'")

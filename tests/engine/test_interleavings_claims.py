@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -14,13 +13,6 @@ from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.tasks import Claim
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.runs import ANNA, Engine, background, held_before_commit, replicas_on, taken
-
-
-@pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[Engine]:
-    """A replica, on each of the two databases."""
-    async with replicas_on(database_url) as (one,):
-        yield one
 
 
 async def test_a_claim_whose_answer_was_lost_is_returned_and_made_again(

@@ -1,21 +1,25 @@
-"""Interleavings of frames, each forced: old images, waits beside bodies, lost replies, late results."""
+"""Interleavings of frames, each forced: old images, waits beside bodies, lost replies."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
+from typing import Any
 
 import pytest
 
-from stepwell_server.domain.errors import Internal, InvalidField, LeaseLost, MaxStepsExceeded, StepTypeMismatch
-from stepwell_server.domain.frames import Body, StepDone, StepFailed, Suspend
+from stepwell_server.domain.errors import DatabaseUnavailable, Internal, InvalidField
+from stepwell_server.domain.frames import Body, RunNews, Suspend
 from stepwell_server.domain.leases import Held
-from stepwell_server.domain.retry import RetryPolicy, StepPolicy
+from stepwell_server.domain.retry import StepPolicy
 from stepwell_server.domain.tasks import TaskStatus, Verdict
 from stepwell_server.domain.times import DAY, HOUR, MINUTE, SECOND
 from stepwell_server.domain.workflows import InstanceStatus, Step, StepStatus
-from stepwell_server.engine import connections
+from stepwell_server.engine import connections, dispatch
+from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.connections import Connection, News
 from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.groups import HotCall
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.storage.failpoints import AFTER_COMMIT
 from tests.support.faults import Rates, faulty
@@ -42,13 +46,6 @@ from tests.support.runs import (
 )
 
 HOURS_LONG = StepPolicy(timeout=DAY)
-
-
-@pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[Engine]:
-    """A replica, on each of the two databases."""
-    async with replicas_on(database_url) as (one,):
-        yield one
 
 
 @pytest.fixture
@@ -300,6 +297,36 @@ async def test_the_end_of_a_wait_that_the_worker_never_heard_of_is_told_again(
     assert [(step.name, step.status) for step in resolved] == [("approval", StepStatus.COMPLETED)]
 
 
+async def test_a_question_that_found_nothing_does_not_hide_what_another_found_and_lost(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rules 10 and 15: two are on their way, the answer of the first is lost, and the second finds nothing more."""
+    connection, mine = await streamed(engine)
+    await report(connection, mine, expects("approval"))
+    enqueue, asked, answers = Committer.enqueue, [], [asyncio.Future[RunNews](), asyncio.Future[RunNews]()]
+
+    def hold_back_two(committer: Committer, call: HotCall) -> asyncio.Future[Any]:
+        real = enqueue(committer, call)
+        if not isinstance(call, ReportFrames) or len(asked) == 2:
+            return real
+        asked.append(real)
+        return answers[len(asked) - 1]
+
+    monkeypatch.setattr(dispatch, "ASKED_AGAIN", 0.01)
+    monkeypatch.setattr(Committer, "enqueue", hold_back_two)
+    await engine.send()
+    engine.dispatcher.look([mine.held.task_id])
+    engine.dispatcher.look([mine.held.task_id])
+    found, nothing = await asyncio.gather(*asked)
+    assert (len(found.resolved), len(nothing.resolved)) == (1, 0)
+
+    answers[0].set_exception(DatabaseUnavailable("the answer was lost"))
+    await asyncio.sleep(0)
+    answers[1].set_result(nothing)
+
+    assert [step.name for step in await next_resolved(connection)] == ["approval"]
+
+
 async def test_a_timeout_that_the_worker_never_heard_of_is_told_again(replicas: tuple[Engine, Engine]) -> None:
     """Rules 15 and 22: the server ended the body, and the word about it is lost."""
     here, there = replicas
@@ -380,9 +407,6 @@ async def test_a_gap_in_the_numbers_is_refused_and_nothing_after_it_is_taken(eng
     assert [answer.verdict for answer in news.answers] == [Verdict.ACCEPTED] * 3
 
 
-# ---- 22: results that come too late
-
-
 async def test_a_body_that_hangs_is_ended_by_the_server_and_its_worker_told(engine: Engine) -> None:
     """Rule 22: a worker whose user code hangs but whose loop heartbeats would never end the step."""
     connection, mine = await streamed(engine)
@@ -397,105 +421,6 @@ async def test_a_body_that_hangs_is_ended_by_the_server_and_its_worker_told(engi
         StepStatus.WAITING, 1, "STEP_TIMEOUT",
     )  # fmt: skip
     assert (await engine.live()).open_steps == ""
-
-
-@pytest.mark.parametrize("late", [done("slow", 1, '"late"'), failed("slow", 1)], ids=["result", "failure"])
-async def test_what_rests_on_an_execution_that_timed_out_is_not_applied(
-    engine: Engine, late: StepDone | StepFailed
-) -> None:
-    """Rule 22: the function has gone on with it, perhaps to its end. The run is replayed from what is stored."""
-    mine = await engine.begin()
-    await engine.say(mine, (BEGIN, opens("slow")))
-    await engine.advance(10 * MINUTE)
-    await engine.say(mine)
-
-    news = await engine.say(mine, late, FINISH)
-
-    assert isinstance(news.stale, LeaseLost)
-    assert (await engine.get()).status is InstanceStatus.QUEUED
-    assert (await engine.steps())["slow"].status is StepStatus.WAITING
-    again = await engine.claim_one(BEN)
-    assert (again.handed.task.interruptions, (await engine.steps())["slow"].attempts) == (0, 1)
-
-
-async def test_a_result_of_an_execution_that_timed_out_does_not_count(engine: Engine) -> None:
-    """Rule 22: the run did not suspend, so its fence is the same; the attempt tells."""
-    mine = await engine.begin()
-    await engine.say(mine, (BEGIN, opens("slow")))
-    await engine.advance(10 * MINUTE)
-    await engine.say(mine)
-    await engine.advance(MINUTE)
-    await engine.say(mine, (BEGIN, opens("slow", 2)))
-
-    late = await engine.say(mine, done("slow", 1, '"later"'))
-
-    assert (late.answers[0].verdict, late.answers[0].refusal) == (Verdict.ACCEPTED, None)
-    step = (await engine.steps())["slow"]
-    assert (step.status.final, step.attempts, step.result) == (False, 1, None)
-    assert '"slow",2' in (await engine.live()).open_steps  # the second still executes, and has its deadline
-    await engine.say(mine, done("slow", 2, '"in time"'))
-    assert (await engine.steps())["slow"].result is not None
-
-
-async def test_a_second_result_of_a_step_does_not_replace_the_first(engine: Engine) -> None:
-    """Rule 22: what the function has seen stays true."""
-    mine = await engine.begin()
-    await engine.say(mine, done("a", 1, '"first"'))
-    await engine.say(mine, done("a", 1, '"second"'), failed("a", 2), (BEGIN, opens("a", 2)))
-
-    step = (await engine.steps())["a"]
-    assert (step.status, step.attempts) == (StepStatus.COMPLETED, 1)
-    assert step.result is not None and step.result.json == '"first"'
-    assert (await engine.live()).open_steps == ""
-
-
-async def test_what_is_refused_uses_its_number_up_and_the_run_goes_on(engine: Engine) -> None:
-    """Rule 22: the refusal comes back for that frame; those after it in the batch count."""
-    mine = await engine.begin()
-    await engine.say(mine, sleeps("nap"))
-
-    news = await engine.say(mine, done("nap"), expects("nap"), (BEGIN, opens("nap")), done("fine"))
-
-    assert [type(answer.refusal) for answer in news.answers] == [StepTypeMismatch] * 3 + [type(None)]
-    assert set(await engine.steps()) == {"nap", "fine"}
-    assert (await engine.live()).frame_number == 5
-
-
-async def test_more_executions_than_the_policy_allows_are_refused(engine: Engine) -> None:
-    """Rule 22 and the strict ceiling: whatever a worker believes."""
-    twice = StepPolicy(RetryPolicy(max_attempts=2))
-    mine = await engine.begin()
-
-    news = await engine.say(
-        mine, done("a", 3, policy=twice), failed("b", 3, twice), (BEGIN, opens("c", 3, policy=twice)), done("d", 2)
-    )
-
-    assert [type(answer.refusal) for answer in news.answers] == [InvalidField] * 3 + [type(None)]
-    assert set(await engine.steps()) == {"d"}
-
-
-async def test_the_first_step_too_many_is_refused(engine: Engine) -> None:
-    """Rule 22: the limit counts bodies and event waits, and sleeps do not count."""
-    mine = await engine.begin()
-    for first in range(0, 1023, 93):
-        await engine.say(mine, *(done(f"s{number}") for number in range(first, first + 93)))
-
-    news = await engine.say(mine, expects("last"), sleeps("free"), done("too many"), expects("too many"))
-
-    assert [type(answer.refusal) for answer in news.answers] == [type(None)] * 2 + [MaxStepsExceeded] * 2
-    assert len(await engine.steps()) == 1025
-
-
-async def test_nothing_of_a_frame_that_is_refused_is_stored(engine: Engine) -> None:
-    """Neither its result nor what would have begun after it."""
-    mine = await engine.begin()
-    await engine.say(mine, sleeps("nap"))
-    before = await engine.live()
-
-    news = await engine.say(mine, (done("nap"), opens("next")))
-
-    assert isinstance(news.answers[0].refusal, StepTypeMismatch)
-    assert await engine.live() == before._replace(frame_number=2)
 
 
 async def test_a_stream_is_told_nothing_when_there_is_nothing_to_tell(engine: Engine) -> None:

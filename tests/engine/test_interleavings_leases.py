@@ -39,13 +39,6 @@ ONCE = StepPolicy(RetryPolicy(max_attempts=1))
 
 
 @pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[Engine]:
-    """A replica, on each of the two databases."""
-    async with replicas_on(database_url) as (one,):
-        yield one
-
-
-@pytest.fixture
 async def replicas(postgres_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
     """Two replicas on one PostgreSQL."""
     async with replicas_on(postgres_url, 2) as (here, there):

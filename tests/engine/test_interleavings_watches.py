@@ -25,13 +25,6 @@ from tests.support.runs import (
 
 
 @pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[Engine]:
-    """A replica, on each of the two databases."""
-    async with replicas_on(database_url) as (one,):
-        yield one
-
-
-@pytest.fixture
 async def replicas(postgres_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
     """Two replicas on one PostgreSQL. No hint is ever sent between them, unless a test does."""
     async with replicas_on(postgres_url, 2) as (here, there):

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
-import pytest
 from sqlalchemy import select
 
 from stepwell_server.domain.hooks import HookKey, HookStatus, NewHook
@@ -18,14 +15,7 @@ from stepwell_server.engine.tasks import Claim
 from stepwell_server.engine.webhooks import Webhooks
 from stepwell_server.storage import hooks as store
 from stepwell_server.storage.schema import tasks
-from tests.support.runs import Engine, replicas_on, until
-
-
-@pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[Engine]:
-    """A replica, on each of the two databases."""
-    async with replicas_on(database_url) as (one,):
-        yield one
+from tests.support.runs import Engine, until
 
 
 async def test_a_hook_whose_target_is_gone_by_then_is_given_back_uncounted(engine: Engine) -> None:

@@ -436,4 +436,5 @@ def test_runs_do_what_the_model_says(database_url: str) -> None:
 
     # A machine in which nothing happens proves nothing.
     assert min(world.met["claimed"], world.met["frame accepted"]) > 50
-    assert min(world.met[one] for one in ("crash", "restart", "frame repeated", "event while waiting")) > 0
+    seldom = ("crash", "restart", "frame repeated", "event while waiting", "report stale")
+    assert not [one for one in seldom if not world.met[one]]

@@ -74,6 +74,8 @@ class Run:
     wake_again: bool = False
     interruptions: int = 0
     open: list[tuple[str, int, Micros]] = field(default_factory=list)
+    contradicted: bool = False
+    """The frame that was just taken reports an execution that does not count."""
     moment: int = 0
     """Grows with every change, to tell what was before what."""
 
@@ -140,6 +142,9 @@ class Run:
             else:
                 asked = asked or self._is_over(frame)
                 refused = not self._take(frame, now, asked=asked)
+                if self.contradicted:
+                    self.contradicted = False
+                    return Answered(tuple(answers), True)
                 answers.append(("accepted", refused, not self.held))
         if not frames and not self.held:
             return Answered((), True)
@@ -190,7 +195,9 @@ class Run:
                 self.ended_by, self.held = self.fence, False
             case _:
                 pass
-        if self.held and self.stop and not self.open:
+        if self.contradicted:
+            self.lose(now)
+        elif self.held and self.stop and not self.open:
             self._let_go()
             self.wake_again = False
         return True
@@ -229,8 +236,11 @@ class Run:
     def _end_attempt(self, report: StepDone | StepFailed, were_open: dict[str, int], now: Micros) -> None:
         known = self.steps.get(report.name)
         if known is not None:
-            other = were_open.get(report.name, report.attempt) != report.attempt
-            if known.status.final or report.attempt <= known.attempts or other:
+            now_open = were_open.get(report.name, report.attempt)
+            if now_open > report.attempt:
+                return
+            if known.status.final or report.attempt <= known.attempts or now_open < report.attempt:
+                self.contradicted = True
                 return
         step = self._step(report.name)
         if isinstance(report, StepDone):

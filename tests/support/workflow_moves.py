@@ -35,7 +35,7 @@ moves = st.builds(
     Move,
     st.sampled_from(["begin", "done", "failed", "finish", "sleep", "expect", "suspend", "done", "failed", "finish"]),
     step=bodies,
-    late=st.sampled_from([False, False, False, True]),
+    late=st.sampled_from([False] * 7 + [True]),
     opened=st.lists(bodies, max_size=2, unique=True).map(tuple),
     final=st.sampled_from([False, False, True]),
 )

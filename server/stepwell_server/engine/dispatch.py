@@ -164,15 +164,16 @@ class Dispatcher:
             log.warning("look_failed", reason=error.reason)
             self._ask_later(place, held)
             return
-        news.add_done_callback(lambda done: self._heard(place, held, done))
+        news.add_done_callback(lambda done: self._heard(place, held, done, told_all=unsure))
 
-    def _heard(self, place: Place, held: Held, done: asyncio.Future[RunNews]) -> None:
+    def _heard(self, place: Place, held: Held, done: asyncio.Future[RunNews], *, told_all: bool) -> None:
         if done.cancelled() or place.held.get(held.task_id) != held:
             return
         if done.exception() is not None:
             self._ask_later(place, held)
             return
-        place.unsure.discard(held.task_id)
+        if told_all:  # another question may have found, and lost, what this one says nothing of
+            place.unsure.discard(held.task_id)
         place.tell(held, done.result())
 
     def _ask_later(self, place: Place, held: Held) -> None:
