@@ -258,7 +258,7 @@ class App:
             "send_hints": relay.run,
             "hear_hints": lambda: self._hints.listen(heard),
         }
-        if settings.webhooks:
+        if self._webhooks is not None:
             self._background["webhooks"] = self._webhooks.run
 
     def _furnish(self, replica: Replica, watches: Watches) -> None:
@@ -269,8 +269,10 @@ class App:
         self._workflows = Workflows(spine, intake, watches, tokens)
         self._hooks = Hooks(spine, intake, tokens)
         self._transactions = Transactions(spine, intake, self._hooks)
-        self._webhooks = Webhooks(spine, Deliverer(settings.allowed_webhooks, settings.webhook_ca_file))
-        self._targets = Targets(spine, tokens, settings.allowed_webhooks, settings.webhooks, self._webhooks.refresh)
+        allowed, self._webhooks = settings.allowed_webhooks, None
+        if settings.webhooks:
+            self._webhooks = Webhooks(spine, Deliverer(allowed, settings.webhook_ca_file))
+        self._targets = Targets(spine, tokens, allowed, None if self._webhooks is None else self._webhooks.refresh)
         self._namespaces = Namespaces(self.db, tokens, replica.limits, spine.registry)
         self._sweep = Sweep(spine, self._hints, self._swept, self._workers)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 from alembic import command
@@ -23,28 +24,20 @@ def upgrade(tx: Tx, *, virtual_clock: bool) -> None:
     """Apply what is missing and give a new database its identity; others that try meanwhile wait, and find it done."""
     dialect.lock_migrations(tx)
     dialect.check_encoding(tx)
-    if not _is_newer(tx):  # what newer servers have added leaves this one working: see CONTRIBUTING
+    found = _revision(tx)
+    if _is_newer(found):  # what newer servers have added leaves this one working: see CONTRIBUTING
+        return
+    if found != _script().get_current_head():
         command.upgrade(configuration(tx), "head")
-        server.create(tx, virtual_clock=virtual_clock)
+    server.create(tx, virtual_clock=virtual_clock)
 
 
 def check(tx: Tx) -> None:
     """Refuse a database that lacks what this server needs."""
-    found = MigrationContext.configure(tx).get_current_revision()
-    needed = _script(tx).get_current_head()
-    if found is None or (found != needed and not _is_newer(tx)):
+    found, needed = _revision(tx), _script().get_current_head()
+    if found is None or (found != needed and not _is_newer(found)):
         state = "has no schema" if found is None else f"is at schema {found}, and this server needs {needed}"
         raise SchemaMissing(f"it {state}; run `stepwell migrate`")
-
-
-def _is_newer(tx: Tx) -> bool:
-    """True if a newer server has migrated the database to a schema that this one does not know."""
-    found = MigrationContext.configure(tx).get_current_revision()
-    return found is not None and found not in {one.revision for one in _script(tx).walk_revisions()}
-
-
-def _script(tx: Tx) -> ScriptDirectory:
-    return ScriptDirectory.from_config(configuration(tx))
 
 
 def configuration(tx: Tx) -> Config:
@@ -53,3 +46,18 @@ def configuration(tx: Tx) -> Config:
     config.set_main_option("script_location", str(MIGRATIONS))
     config.attributes["connection"] = tx
     return config
+
+
+def _revision(tx: Tx) -> str | None:
+    """The schema that the database has. None: none at all."""
+    return MigrationContext.configure(tx).get_current_revision()
+
+
+def _is_newer(revision: str | None) -> bool:
+    """True if a newer server has migrated the database to a schema that this one does not know."""
+    return revision is not None and revision not in {one.revision for one in _script().walk_revisions()}
+
+
+@cache
+def _script() -> ScriptDirectory:
+    return ScriptDirectory(str(MIGRATIONS))
