@@ -23,7 +23,7 @@ from stepwell_server.storage.database import Database, Tx
 from tests.support.postgres import PostgresServer
 from tests.support.spine import ANNA, ORDER
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("plans")]  # one crowd serves all
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("plans")]
 
 SLEEPING = 1_000_000
 UNSERVED = 100_000
