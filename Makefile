@@ -51,15 +51,15 @@ test: lint types verify-proto verify-gen test-python test-serializable test-type
 quick: setup ## The loop while you work: lint, types and the fast tests on SQLite
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n 2 --dist loadgroup --sqlite-only -m "not slow" --ignore tests/e2e
+	$(BIN)/pytest -q -n 3 --sqlite-only -m "not slow" --ignore tests/e2e
 
 .PHONY: test-python
 test-python: setup ## The server and the Python SDK, on SQLite and PostgreSQL
-	$(BIN)/pytest -q -n 2 --dist loadgroup
+	$(BIN)/pytest -q -n 3
 
 .PHONY: test-serializable
 test-serializable: setup ## The storage and engine suites on databases whose default is SERIALIZABLE
-	STEPWELL_TEST_ISOLATION=serializable $(BIN)/pytest -q -n 2 --dist loadgroup --postgresql-only tests/storage tests/engine -m "not slow"
+	STEPWELL_TEST_ISOLATION=serializable $(BIN)/pytest -q -n 3 --postgresql-only tests/storage tests/engine -m "not slow"
 
 .PHONY: mutants
 mutants: setup ## Plant bugs one by one and see each caught by its test

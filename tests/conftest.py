@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 import structlog
 from sqlalchemy import make_url
+from xdist.scheduler import LoadScopeScheduling
 
 from stepwell_server import app as application
 from stepwell_server.storage import migrate
@@ -33,6 +35,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not _needs_postgres(item)]
     if config.getoption("--postgresql-only"):
         items[:] = [item for item in items if _needs_postgres(item)]
+
+
+class Scheduling(LoadScopeScheduling):
+    """One test after the other to whoever is free, but those that share a crowd to one process."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file, _, _ = nodeid.partition("::")
+        return file if file.endswith("plans.py") else nodeid
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Scheduling:
+    """Who runs which test, with `-n`."""
+    return Scheduling(config, log)
 
 
 def _needs_postgres(item: pytest.Item) -> bool:

@@ -18,7 +18,7 @@ from stepwell_server.storage.hooks import HookBirth
 from tests.support.plans import explained, nodes, opened, statements, steps
 from tests.support.postgres import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("hook_plans")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 HOOKS = 100_000
 HELD = 50

@@ -16,7 +16,7 @@ from stepwell_server.storage.database import Database, Tx
 from tests.support.plans import explained, nodes, opened, statements, steps
 from tests.support.postgres import PostgresServer
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("listing_plans")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 INSTANCES = 100_000
 PAGE = 26

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -23,7 +24,7 @@ from stepwell_server.storage.database import Database, Tx
 from tests.support.postgres import PostgresServer
 from tests.support.spine import ANNA, ORDER
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(180), pytest.mark.xdist_group("plans")]
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 
 SLEEPING = 1_000_000
 UNSERVED = 100_000
@@ -164,19 +165,31 @@ NARROW = re.compile(
 )
 
 
-@pytest.fixture(scope="module", params=[False, True], ids=["as it grew", "analyzed"])
+@pytest.fixture(params=[False, True], ids=["as it grew", "analyzed"])
 def analyzed(request: pytest.FixtureRequest) -> bool:
     """Whether SQLite was told how much there is. The server never tells it; somebody else may."""
     return bool(request.param)
 
 
 @pytest.fixture(scope="module")
-async def crowded_sqlite(tmp_path_factory: pytest.TempPathFactory, analyzed: bool) -> AsyncIterator[Database]:
-    """A million sleepers, a hundred thousand due tasks that nobody serves, and a backlog."""
-    db = await opened(f"sqlite:///{tmp_path_factory.mktemp('crowd')}/stepwell.db")
-    await db.run_tx(lambda tx: crowd(tx, analyzed=analyzed))
-    yield db
-    await db.close()
+async def crowds(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[list[Database]]:
+    """A million sleepers, a hundred thousand due tasks that nobody serves, and a backlog: as it grew, and analyzed."""
+    folder = tmp_path_factory.mktemp("crowds")
+    grown = await opened(f"sqlite:///{folder}/grown.db")
+    await grown.run_tx(lambda tx: crowd(tx, analyzed=False))
+    await grown.close()  # so that all is in the one file
+    shutil.copy(folder / "grown.db", folder / "analyzed.db")
+    both = [await opened(f"sqlite:///{folder}/{name}.db") for name in ("grown", "analyzed")]
+    await both[True].run_tx(lambda tx: tx.execute(text("ANALYZE")))
+    yield both
+    for db in both:
+        await db.close()
+
+
+@pytest.fixture
+def crowded_sqlite(crowds: list[Database], analyzed: bool) -> Database:
+    """The crowd of one kind."""
+    return crowds[analyzed]
 
 
 @pytest.fixture
