@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
+from functools import lru_cache
 from typing import NamedTuple
 
 from stepwell_server.domain.errors import InstanceTerminal, InvalidEventType, InvalidField, InvalidInstanceId
@@ -115,7 +116,12 @@ class InstanceKey:
     @property
     def handler(self) -> Handler:
         """The code that runs it."""
-        return Handler(self.namespace, TaskKind.WORKFLOW, self.workflow)
+        return _handler(self.namespace, self.workflow)
+
+
+@lru_cache(maxsize=1000)
+def _handler(namespace: str, workflow: str) -> Handler:
+    return Handler(namespace, TaskKind.WORKFLOW, workflow)
 
 
 @dataclass(frozen=True, slots=True)
