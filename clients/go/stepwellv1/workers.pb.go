@@ -2292,8 +2292,9 @@ type StepDone struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the step. 1 to 256 characters, kept as it is.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// Which execution returned, from 1. If another one is open by now (this one timed out), the frame is acknowledged
-	// and the result dropped.
+	// Which execution returned, from 1. If a later one is open by now, the frame is acknowledged and the result dropped. If
+	// this one is over otherwise (the server timed it out, or the step has its result), the run is taken away, Stale with
+	// LEASE_LOST, and replayed from what is stored: what the function does next rests on a result that is not.
 	Attempt int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// What it returned. Unset: nothing.
 	Result *Payload `protobuf:"bytes,3,opt,name=result,proto3" json:"result,omitempty"`
@@ -3879,7 +3880,7 @@ func (x *Resolved) GetRevision() int64 {
 	return 0
 }
 
-// Cancel says to stop executing. What is reported of it later is dropped.
+// Cancel says to stop executing, and to report nothing more of it.
 type Cancel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Only the open execution of this step, which has timed out. Empty: the whole task.

@@ -1103,8 +1103,9 @@ class StepDone(_message.Message):
     name: _builtins.str
     """Name of the step. 1 to 256 characters, kept as it is."""
     attempt: _builtins.int
-    """Which execution returned, from 1. If another one is open by now (this one timed out), the frame is acknowledged
-    and the result dropped.
+    """Which execution returned, from 1. If a later one is open by now, the frame is acknowledged and the result dropped. If
+    this one is over otherwise (the server timed it out, or the step has its result), the run is taken away, Stale with
+    LEASE_LOST, and replayed from what is stored: what the function does next rests on a result that is not.
     """
     @_builtins.property
     def result(self) -> _common_pb2.Payload:
@@ -1875,7 +1876,7 @@ Global___Resolved: _TypeAlias = Resolved  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
-    """Cancel says to stop executing. What is reported of it later is dropped."""
+    """Cancel says to stop executing, and to report nothing more of it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

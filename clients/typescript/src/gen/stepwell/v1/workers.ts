@@ -570,8 +570,9 @@ export interface StepDone {
   /** Name of the step. 1 to 256 characters, kept as it is. */
   name: string;
   /**
-   * Which execution returned, from 1. If another one is open by now (this one timed out), the frame is acknowledged
-   * and the result dropped.
+   * Which execution returned, from 1. If a later one is open by now, the frame is acknowledged and the result dropped. If
+   * this one is over otherwise (the server timed it out, or the step has its result), the run is taken away, Stale with
+   * LEASE_LOST, and replayed from what is stored: what the function does next rests on a result that is not.
    */
   attempt: number;
   /** What it returned. Unset: nothing. */
@@ -900,7 +901,7 @@ export interface Resolved {
   revision: bigint;
 }
 
-/** Cancel says to stop executing. What is reported of it later is dropped. */
+/** Cancel says to stop executing, and to report nothing more of it. */
 export interface Cancel {
   /** Only the open execution of this step, which has timed out. Empty: the whole task. */
   step: string;
