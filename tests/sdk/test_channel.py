@@ -5,8 +5,19 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
+from typing import Any
+
+import grpc
+import pytest
+from grpc import aio
 
 from stepwell import open_channel
+from stepwell.v1 import server_pb2
+from stepwell.v1.server_pb2_grpc import (
+    ServerServiceServicer,
+    ServerServiceStub,
+    add_ServerServiceServicer_to_server,
+)
 
 RESET = struct.pack("ii", 1, 0)
 """SO_LINGER that makes a close an RST."""
@@ -36,3 +47,26 @@ async def test_a_server_that_is_away_is_looked_for_again_and_again() -> None:
                 await asyncio.wait([changed, arrived], return_when=asyncio.FIRST_COMPLETED)
                 changed.cancel()
                 arrived.cancel()
+
+
+@pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
+async def test_a_call_that_a_stopping_server_cut_off_is_repeated(code: grpc.StatusCode) -> None:
+    calls = 0
+
+    class CutsOffTheFirst(ServerServiceServicer):
+        async def GetServerInfo(self, request: Any, context: Any) -> server_pb2.GetServerInfoResponse:  # noqa: N802
+            nonlocal calls
+            calls += 1
+            if calls == 1:
+                await context.abort(code)
+            return server_pb2.GetServerInfoResponse(version="1")
+
+    server = aio.server()
+    add_ServerServiceServicer_to_server(CutsOffTheFirst(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    async with open_channel(f"127.0.0.1:{port}") as channel:
+        answer = await ServerServiceStub(channel).GetServerInfo(server_pb2.GetServerInfoRequest(), timeout=10)
+    await server.stop(0)
+
+    assert (answer.version, calls) == ("1", 2)

@@ -15,13 +15,14 @@ _SERVICE_CONFIG = {
     "methodConfig": [
         {
             "name": [{}],
-            # A call that ended so may have been executed: it is repeated under its request_id, or only reads.
+            # A call that ended so may have been executed: it is repeated under its request_id, or only reads. CANCELLED is
+            # what a server says to calls that reach it as it stops; what the caller cancels itself is not repeated.
             "retryPolicy": {
                 "maxAttempts": 5,
                 "initialBackoff": "0.1s",
                 "maxBackoff": "2s",
                 "backoffMultiplier": 3,
-                "retryableStatusCodes": ["UNAVAILABLE"],
+                "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
             },
         }
     ],
@@ -50,7 +51,7 @@ def open_channel(address: str, *, tls: bool = False, tls_ca: Path | None = None)
     """A channel to HOST:PORT, or to every address behind `dns:///HOST:PORT`.
 
     Plaintext unless `tls` is set or `tls_ca` names a PEM file of the authorities to trust. Mutating calls must carry a
-    request_id: the channel repeats calls that end with UNAVAILABLE.
+    request_id: the channel repeats calls that end with UNAVAILABLE or that the server cut off.
     """
     if not tls and tls_ca is None:
         return aio.insecure_channel(address, options=_OPTIONS)
