@@ -15,8 +15,8 @@ _SERVICE_CONFIG = {
     "methodConfig": [
         {
             "name": [{}],
-            # A call that ended so may have been executed: it is repeated under its request_id, or only reads. CANCELLED is
-            # what a server says to calls that reach it as it stops; what the caller cancels itself is not repeated.
+            # A call that ended so may have been executed: it is repeated under its request_id, or only reads.
+            # CANCELLED is what calls hear that reach a server as it stops; what the caller cancels is not repeated.
             "retryPolicy": {
                 "maxAttempts": 5,
                 "initialBackoff": "0.1s",
