@@ -169,7 +169,7 @@ def _result(version: Change) -> str:
 def _leases_exclude_each_other(view: View, story: Story) -> Iterator[Violation]:
     """W5: fences only grow, a lease stays with its session, and nobody takes it from a living one before it is over.
 
-    Who says goodbye, or comes back and no longer names it, has given it up.
+    Who says goodbye, or comes back and no longer names it, has given it up; so has who reports what does not count.
     """
     for before, after in pairwise(story.tasks):
         old, new = before.row, after.row
@@ -194,6 +194,8 @@ def _is_takeover(old: dict[str, object], new: dict[str, object]) -> bool:
     """Whether a lease ended though its holder had not given it up."""
     if new["status"] == "processing":
         return new["fence"] != old["fence"]
+    if new["frame_number"] != old["frame_number"]:
+        return False  # by a report of its holder, who has gone on with a result that is not stored
     return new["reason"] == "takeover" and old["reason"] != "takeover"  # what is only given back keeps its reason
 
 
