@@ -5,6 +5,7 @@ A test that takes `database_url` (or anything made of it) runs twice: on SQLite 
 
 from __future__ import annotations
 
+import signal
 from collections.abc import AsyncIterator, Iterator
 from contextlib import AsyncExitStack
 from pathlib import Path
@@ -59,6 +60,13 @@ def _needs_postgres(item: pytest.Item) -> bool:
 def quiet_logs() -> None:
     """Logs of servers in this process: warnings and worse only, through structlog's own printer."""
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(30))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def interruptible() -> None:
+    """Ctrl-C reaches the processes that tests start, also if this one was started in the background, deaf to it."""
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")
