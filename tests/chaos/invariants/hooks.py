@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from tests.chaos.records import Change, Handling, HookRow
 from tests.chaos.verdicts import Violation
@@ -103,7 +104,7 @@ def _never_early(view: View, story: HookStory) -> Iterator[Violation]:
     if story.row is None:
         return
     due = story.row.process_at
-    for before, after in zip(story.changes, story.changes[1:], strict=False):
+    for before, after in pairwise(story.changes):
         claimed = before.row["status"] == "pending" and after.row["status"] == "processing"
         if claimed and after.at_us < max(due, before.row["run_at"]):
             yield Violation("H3", story.hook_id, "it was leased before its time", "early-fired")
