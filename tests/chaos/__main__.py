@@ -55,7 +55,7 @@ def one_run(scenario: Scenario, seed: int, given: argparse.Namespace) -> report.
 
     vitals = asyncio.run(_until_told(Run(scenario, seed, folder, say)))
     history = records.load(folder)
-    outcome = report.Outcome(scenario, seed, checker.check(history), history, vitals, time.monotonic() - began)
+    outcome = report.Outcome(scenario, seed, checker.check(history), history, vitals)
     print(report.text(outcome, short=given.short))
     if outcome.status == "valid" and not given.keep and given.folder is None:
         shutil.rmtree(folder)

@@ -79,13 +79,18 @@ class Postgres:
         finally:
             await connection.close()
 
-    async def value(self, sql: str) -> Any:
-        """The one value of a query."""
+    async def rows(self, sql: str) -> list[Any]:
+        """The rows of a query."""
         connection = await asyncpg.connect(self.url)
         try:
-            return await connection.fetchval(sql)
+            rows: list[Any] = await connection.fetch(sql)
+            return rows
         finally:
             await connection.close()
+
+    async def value(self, sql: str) -> Any:
+        """The one value of a query; None if it finds nothing."""
+        return next((row[0] for row in await self.rows(sql)), None)
 
     async def put_clock_under_control(self) -> None:
         """Let `ClockStep` move the database's clock from now on."""

@@ -138,6 +138,17 @@ class Running:
         self.recorder.record(Exit(f"{self.name}-{self.starts - 1}", code, self._ordered or self.mortal, now_ns()))
 
 
+def tasks_file(folder: Path, name: str) -> Path:
+    """Where a process writes how many tasks its loop has, whenever it gets SIGUSR2."""
+    return folder / f"tasks-{name}"
+
+
+def count_tasks_when_asked(folder: Path, name: str) -> None:
+    """Write it there."""
+    path = tasks_file(folder, name)
+    signal.signal(signal.SIGUSR2, lambda *_: path.write_text(str(len(asyncio.all_tasks(asyncio.get_running_loop())))))
+
+
 def python(module: str, config: dict[str, Any]) -> list[str]:
     """The command that runs a module of this package with a configuration."""
     return [sys.executable, "-m", f"tests.chaos.{module}", json.dumps(config)]

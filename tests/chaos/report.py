@@ -11,10 +11,7 @@ from tests.chaos.records import Call, Fault, History
 from tests.chaos.run import Scenario
 from tests.chaos.site import Topology
 from tests.chaos.verdicts import Status, Verdict
-from tests.chaos.vitals import Vitals
-
-SOAKED = 300.0
-"""Seconds after which growth says something."""
+from tests.chaos.vitals import Level, Vitals
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +23,6 @@ class Outcome:
     verdict: Verdict
     history: History
     vitals: Vitals
-    seconds: float = 0.0
 
     @property
     def repeated(self) -> int:
@@ -35,9 +31,14 @@ class Outcome:
         return sum(number for times, number in counted.items() if int(times) > 1)
 
     @property
+    def grown(self) -> list[Level]:
+        """What there is more of than there was, in a run that is to show that nothing is."""
+        return [level for level in self.vitals.levels() if level.has_grown] if self.scenario.flat else []
+
+    @property
     def status(self) -> Status:
-        """The verdict, and whether what nobody interrupted was done once."""
-        return "invalid" if self.scenario.once and self.repeated else self.verdict.status
+        """The verdict, and whether what nobody interrupted was done once, and what should stay as it was has."""
+        return "invalid" if (self.scenario.once and self.repeated) or self.grown else self.verdict.status
 
     @property
     def fired(self) -> Counter[str]:
@@ -60,8 +61,8 @@ def text(outcome: Outcome, *, short: bool) -> str:
         f"  peak RSS in MiB: {outcome.vitals.peaks()}",
         f"  peak connections to the database: {outcome.vitals.peak_connections}",
     ]
-    if outcome.seconds > SOAKED:
-        lines += [f"  {process}: {grown}" for process, grown in outcome.vitals.growth().items()]
+    if outcome.scenario.flat:
+        lines += [f"  {'GROWN ' if level.has_grown else ''}{level}" for level in outcome.vitals.levels()]
     return "\n".join([*lines, f"{outcome.scenario.name}: {outcome.status}; again: {outcome.again(short=short)}"])
 
 

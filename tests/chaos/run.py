@@ -52,6 +52,8 @@ class Scenario:
     """Leases that a timer may be late while nothing is broken; more on a machine that is busy."""
     once: bool = False
     """Nothing may be executed twice: nobody was lost."""
+    flat: bool = False
+    """Nothing may have grown in the end: memory, descriptors, threads, tasks, and tables but for their rows."""
 
 
 def draw(scenario: Scenario, seed: int) -> list[tuple[float, Kind]]:
@@ -93,6 +95,7 @@ class Run:
             await self._rest(site)
             await self._tail(site)
             watching.cancel()
+            await vitals.look_at_rest()
             self._stage("snapshot")
             await self._snapshot(site)
             self._note_damage(site)

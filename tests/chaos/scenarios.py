@@ -22,6 +22,7 @@ def soak(minutes: float) -> Scenario:
         Topology(store={"commit_ms": 0.0}),
         Workload(instances=round(minutes * 60 * 2), seconds=minutes * 60),
         schedule=tuple(Cycle((fault,), every=-6.0) for _ in range(rounds) for fault in faults),
+        flat=True,
     )
 
 

@@ -9,7 +9,6 @@ loop for `block` seconds. SIGUSR2 writes down how many tasks there are.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import random
@@ -26,6 +25,7 @@ from stepwell_server import __main__ as program
 from stepwell_server import app
 from stepwell_server.api import listeners
 from stepwell_server.storage.database import CommitUnknown, Database, T, Tx, TxOptions, Work
+from tests.chaos.processes import count_tasks_when_asked
 from tests.chaos.records import Count, Recorder
 from tests.support.faults import FaultyBackend, Rates
 
@@ -86,12 +86,8 @@ def main(config: dict[str, Any], arguments: list[str]) -> int:
         ages = {"grpc.max_connection_age_ms": age, "grpc.max_connection_age_grace_ms": age}
         listeners.OPTIONS[:] = (dict(listeners.OPTIONS) | ages).items()
     signal.signal(signal.SIGUSR1, lambda *_: time.sleep(config.get("block", 6.0)))
-    signal.signal(signal.SIGUSR2, lambda *_: _count_tasks(Path(config["folder"]) / f"tasks-{config['name']}"))
+    count_tasks_when_asked(Path(config["folder"]), config["name"])
     return program.main(arguments)
-
-
-def _count_tasks(path: Path) -> None:
-    path.write_text(str(len(asyncio.all_tasks(asyncio.get_running_loop()))))
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""How the processes of a run are: memory, descriptors, threads, tasks and connections, looked at while they run."""
+"""How a run's processes and tables are, looked at while it runs: what grows with time, and should not."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 import time
+from collections import defaultdict
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,94 +14,152 @@ from pathlib import Path
 import asyncpg
 
 from tests.chaos.databases import Postgres
-from tests.chaos.processes import Running
+from tests.chaos.processes import Running, tasks_file
 from tests.chaos.site import Site
 
 EVERY = 1.0
+TABLES_EVERY = 20.0
 SETTLED = 0.5
-"""Part of a run after which caches are warm and growth counts."""
+"""Part of a run after which caches are warm: what is higher at the end than ever before that has grown."""
+SLACK = 1.05
+"""Growth of memory and tables that is called none: allocators and pages are coarse."""
+COARSE_BYTES = 256 * 1024
+AWAY = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError)
+AWAY += (asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError)
+"""What looking at a database raises that is away, or full."""
+LAB = ("driver", "proxy")
+"""Processes that are tools of the run: the driver remembers everything that it did."""
+
+_SIZES = """
+SELECT relname, pg_total_relation_size(relid) FROM pg_stat_user_tables
+WHERE schemaname = 'public' AND relname <> 'chaos_trail' ORDER BY relname
+"""
+_CONNECTIONS = "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stepwell'"
 
 
 @dataclass(frozen=True, slots=True)
-class Vital:
-    """One look at one process."""
+class Look:
+    """One look at a process or a table."""
 
     at: float
-    process: str
-    rss_kib: int
-    descriptors: int
-    threads: int
-    tasks: int | None = None
+    about: str
+    figures: dict[str, float]
+
+
+@dataclass(frozen=True, slots=True)
+class Level:
+    """A figure that should stay where it was when the run had settled."""
+
+    about: str
+    figure: str
+    half: float
+    last: float
+    most: float
+    """Its highest before the run had settled; of a table, what as many rows took then."""
+
+    @property
+    def has_grown(self) -> bool:
+        """Whether there is more of it at the end, when nothing is left to do, than there was ever before."""
+        return self.last > self.most
+
+    def __str__(self) -> str:
+        return f"{self.about}: {self.figure} {self.half:.0f} -> {self.last:.0f} (at most {self.most:.0f})"
 
 
 @dataclass
 class Vitals:
-    """All looks at all processes, and the most connections to the database."""
+    """All looks at everything, and the most connections to the database."""
 
     site: Site
-    looks: list[Vital] = field(default_factory=list)
+    looks: list[Look] = field(default_factory=list)
     peak_connections: int = 0
 
     async def watch(self) -> None:
-        """Look every second, until cancelled."""
+        """Look again and again, until cancelled."""
+        tables_at = 0.0
         while True:
-            for process in self.site.processes.values():
-                if process.alive and process.serves:
-                    self._look(process)
+            self._look_at_processes()
             await self._count_connections()
+            if time.monotonic() >= tables_at:
+                tables_at = time.monotonic() + TABLES_EVERY
+                await self._look_at_tables()
             await asyncio.sleep(EVERY)
+
+    async def look_at_rest(self) -> None:
+        """The last look, when there is nothing left to do. Who is asked for its tasks answers a moment later."""
+        self._look_at_processes()
+        await asyncio.sleep(EVERY)
+        await self._look_at_tables()
+        self._look_at_processes()
 
     def peaks(self) -> dict[str, int]:
         """The most memory of each role, in MiB."""
-        roles = {look.process.partition("-")[0] for look in self.looks}
-        return {
-            role: max(look.rss_kib for look in self.looks if look.process.startswith(role)) // 1024
-            for role in sorted(roles)
-        }
+        peaks: dict[str, float] = defaultdict(float)
+        for look in self.looks:
+            if "rss_kib" in look.figures:
+                role = look.about.partition("-")[0]
+                peaks[role] = max(peaks[role], look.figures["rss_kib"])
+        return {role: int(peak) // 1024 for role, peak in sorted(peaks.items())}
 
-    def growth(self) -> dict[str, str]:
-        """Of processes that were there all the time: how each figure grew since it had settled."""
+    def levels(self) -> list[Level]:
+        """The figures of all that was there from the beginning to the end."""
         began, ended = self.looks[0].at, self.looks[-1].at
-        grown: dict[str, str] = {}
-        for process in sorted({look.process for look in self.looks}):
-            looks = [look for look in self.looks if look.process == process]
-            if looks[0].at - began > 0.2 * (ended - began) or ended - looks[-1].at > 0.1 * (ended - began):
-                continue
-            settled = next(look for look in looks if look.at >= began + SETTLED * (ended - began))
-            grown[process] = " ".join(_grown(settled, looks[-1], name) for name in _FIGURES)
-        return grown
+        series: dict[str, list[Look]] = defaultdict(list)
+        for look in self.looks:
+            series[look.about].append(look)
+        levels: list[Level] = []
+        for about, looks in sorted(series.items()):
+            was_there = looks[0].at < began + 0.2 * (ended - began) and looks[-1].at > ended - TABLES_EVERY
+            if was_there and not about.startswith(LAB):
+                settled = [look for look in looks if look.at <= began + SETTLED * (ended - began)]
+                levels += _levels(about, [look.figures for look in settled], looks[-1].figures)
+        return levels
 
-    def _look(self, process: Running) -> None:
-        name = f"{process.name}-{process.starts - 1}"
-        with suppress(OSError, KeyError):
-            lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-            status = dict(line.split(":", 1) for line in lines if ":" in line)
-            rss, threads = int(status["VmRSS"].split()[0]), int(status["Threads"])
-            descriptors = len(os.listdir(f"/proc/{process.pid}/fd"))
-            self.looks.append(Vital(time.monotonic(), name, rss, descriptors, threads, self._tasks(process)))
+    def _look_at_processes(self) -> None:
+        for process in self.site.processes.values():
+            if process.alive and process.serves:
+                with suppress(OSError, KeyError, ValueError):  # it has just ended, or has not answered yet
+                    figures = _figures(process, self.site.folder)
+                    self.looks.append(Look(time.monotonic(), f"{process.name}-{process.starts - 1}", figures))
 
-    def _tasks(self, process: Running) -> int | None:
-        """How many tasks a server's loop had when it was last asked, if it can be asked (`server.py`)."""
-        if not self.site.topology.store or not process.name.startswith("server") or process.frozen:
-            return None
-        process.signal(signal.SIGUSR2)
-        with suppress(OSError, ValueError):
-            return int((self.site.folder / f"tasks-{process.name}").read_text())
-        return None
+    async def _look_at_tables(self) -> None:
+        database = self.site.database
+        if isinstance(database, Postgres):
+            with suppress(*AWAY):
+                async with asyncio.timeout(5):
+                    for table, size in await database.rows(_SIZES):
+                        rows = await database.value(f"SELECT count(*) FROM {table}")
+                        self.looks.append(Look(time.monotonic(), table, {"bytes": size, "rows": rows}))
 
     async def _count_connections(self) -> None:
         database = self.site.database
         if isinstance(database, Postgres):
-            with suppress(OSError, asyncpg.PostgresError, asyncpg.InterfaceError, TimeoutError):
+            with suppress(*AWAY):
                 async with asyncio.timeout(1):
-                    number = await database.value(
-                        "SELECT count(*) FROM pg_stat_activity WHERE application_name = 'stepwell'"
-                    )
-                self.peak_connections = max(self.peak_connections, number)
+                    self.peak_connections = max(self.peak_connections, await database.value(_CONNECTIONS))
 
 
-_FIGURES = ("rss_kib", "descriptors", "threads", "tasks")
+def _figures(process: Running, folder: Path) -> dict[str, float]:
+    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
+    status = dict(line.split(":", 1) for line in lines if ":" in line)
+    figures: dict[str, float] = {
+        "rss_kib": int(status["VmRSS"].split()[0]),
+        "threads": int(status["Threads"]),
+        "descriptors": len(os.listdir(f"/proc/{process.pid}/fd")),
+    }
+    if int(status["SigCgt"], 16) >> (signal.SIGUSR2 - 1) & 1 and not process.frozen:  # it can be asked
+        process.signal(signal.SIGUSR2)
+        figures["tasks"] = int(tasks_file(folder, process.name).read_text())
+    return figures
 
 
-def _grown(settled: Vital, last: Vital, name: str) -> str:
-    return f"{name} {getattr(settled, name)} -> {getattr(last, name)},"
+def _levels(about: str, settled: list[dict[str, float]], last: dict[str, float]) -> list[Level]:
+    half = settled[-1]
+    most = {name: max(figures.get(name, 0.0) for figures in settled) for name in half}
+    if "rss_kib" in most:
+        most["rss_kib"] *= SLACK
+    if "bytes" in most:
+        fuller = last["rows"] / max(half["rows"], 1)
+        most["bytes"] = max(most["bytes"], half["bytes"] * fuller) * SLACK + COARSE_BYTES
+        most["rows"] = max(most["rows"], last["rows"])  # what has ended is kept
+    return [Level(about, name, half[name], last.get(name, 0.0), most[name]) for name in half]

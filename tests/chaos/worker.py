@@ -31,8 +31,11 @@ from stepwell import (
     hook,
 )
 from tests.chaos.model import ATTEMPTS, CHILD, FAILURES, NAMESPACE, ORDER, POISON, POISON_ATTEMPTS, RACE
+from tests.chaos.processes import count_tasks_when_asked
 from tests.chaos.records import Effect, Handling, Recorder, key_of, now_ns
 
+CACHE = 20
+"""Suspended runs that stay in memory: those of a few seconds, so that some are forgotten in every run."""
 RETRY = Retry(limit=ATTEMPTS - 1, delay="50 ms", backoff="constant")
 
 
@@ -211,9 +214,10 @@ async def work(config: dict[str, Any]) -> None:
     Ledger.open(Path(config["folder"]), config["name"])
     app = App(workflows=[OrderFlow, ParcelFlow, RaceFlow, PoisonFlow], hooks=[note])
     async with Client(config["address"]) as client:
-        worker = Worker(client, app, max_tasks=config["slots"], worker_id=config["name"])
+        worker = Worker(client, app, max_tasks=config["slots"], cache=CACHE, worker_id=config["name"])
         working = asyncio.create_task(worker.run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
+        count_tasks_when_asked(Path(config["folder"]), config["name"])
         with suppress(asyncio.CancelledError):
             await working
 
