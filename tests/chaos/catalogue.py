@@ -84,9 +84,10 @@ CATALOGUE = (
     ),
     Scenario(
         "serializable",
-        "the database's default is SERIALIZABLE, under kills",
-        Topology(serializable=True),
+        "the database's default is SERIALIZABLE, and one transaction in twenty is refused for a conflict, under kills",
+        Topology(serializable=True, store={"conflict": 0.05}),
         schedule=(Cycle((Nothing("F27", 1.0),), every=-0.1), Cycle(KILLS, every=2.0, times=10)),
+        overlaps={"conflicts": 100},
     ),
     Scenario(
         "clock-steps",

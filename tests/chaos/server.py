@@ -2,9 +2,10 @@
 
     python -m tests.chaos.server '{"folder": "...", "name": "server-0", "execute_then_fail": 0.05}' --listen ...
 
-`execute_then_fail`: part of the commits that are done and reported as failed. `commit_ms`: longest delay before a
-commit, inside the transaction. `connection_age_ms`: after which connections are asked to go. SIGUSR1 blocks the event
-loop for `block` seconds. SIGUSR2 writes down how many tasks there are.
+`execute_then_fail`: part of the commits that are done and reported as failed. `conflict`: part of the transactions
+that PostgreSQL refuses, when all their work is done, as it refuses those that lost against others. `commit_ms`:
+longest delay before a commit, inside the transaction. `connection_age_ms`: after which connections are asked to go.
+SIGUSR1 blocks the event loop for `block` seconds. SIGUSR2 writes down how many tasks there are.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import random
 import signal
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,8 @@ from tests.chaos.records import Count, Recorder
 from tests.support.faults import FaultyBackend, Rates
 
 DELAYED = {"group", "slow-lane", "call", "sweep"}
+CONFLICTS = ("40001", "40P01")
+"""Serialization failure, deadlock."""
 
 
 @dataclass
@@ -37,35 +40,49 @@ class StumblingBackend(FaultyBackend):
     """A store that takes its time with commits, and says of some that they failed."""
 
     commit_ms: float = 0.0
+    conflict: float = 0.0
     recorder: Recorder | None = None
-    _names: dict[str, str] = field(default_factory=lambda: {"execute_then_fail": "F28"})
 
     async def attempt(self, work: Work[T], options: TxOptions) -> T:
         """Run the transaction, slowly, and perhaps deny it. Reads are left alone."""
         if options.read_only:
             result: T = await self.inner.attempt(work, options)
             return result
+        if self._happens("conflict", self.conflict):
+            self._count("conflicts")
+            work = _refused(work, self._random.choice(CONFLICTS))
+        elif self.commit_ms and options.label in DELAYED:
+            work = _delayed(work, self._random.uniform(0, self.commit_ms) / 1000)
         try:
-            return await super().attempt(self._slow(work, options), options)
+            return await super().attempt(work, options)
         except CommitUnknown:
-            if self.recorder is not None:
-                self.recorder.record(Count("commits_denied", 1))
+            self._count("commits_denied")
             raise
 
-    def _slow(self, work: Work[T], options: TxOptions) -> Work[T]:
-        if not self.commit_ms or options.label not in DELAYED:
-            return work
+    def _count(self, name: str) -> None:
+        if self.recorder is not None:
+            self.recorder.record(Count(name, 1))
 
-        def slow(tx: Tx) -> T:
-            result = work(tx)
-            seconds = self._random.uniform(0, self.commit_ms) / 1000
-            if tx.dialect.name == "sqlite":
-                time.sleep(seconds)
-            else:
-                tx.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": seconds})
-            return result
 
-        return slow
+def _delayed(work: Work[T], seconds: float) -> Work[T]:
+    def delayed(tx: Tx) -> T:
+        result = work(tx)
+        if tx.dialect.name == "sqlite":
+            time.sleep(seconds)
+        else:
+            tx.execute(text("SELECT pg_sleep(:seconds)"), {"seconds": seconds})
+        return result
+
+    return delayed
+
+
+def _refused(work: Work[T], state: str) -> Work[T]:
+    def refused(tx: Tx) -> T:
+        result = work(tx)
+        tx.execute(text(f"DO $$ BEGIN RAISE EXCEPTION 'injected' USING ERRCODE = '{state}'; END $$"))
+        return result
+
+    return refused
 
 
 def main(config: dict[str, Any], arguments: list[str]) -> int:
@@ -77,7 +94,8 @@ def main(config: dict[str, Any], arguments: list[str]) -> int:
     def stumbling(url: URL) -> Database:
         db = open_database(url)
         seed = random.Random(f"{config['seed']}/{config['name']}").getrandbits(32)
-        backend = StumblingBackend(db._backend, rates, seed, commit_ms=config.get("commit_ms", 0.0), recorder=recorder)
+        slow, conflict = config.get("commit_ms", 0.0), config.get("conflict", 0.0)
+        backend = StumblingBackend(db._backend, rates, seed, commit_ms=slow, conflict=conflict, recorder=recorder)
         return Database(backend, db.failpoints)
 
     app.open_database = stumbling
