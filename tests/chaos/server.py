@@ -25,14 +25,12 @@ from sqlalchemy import URL, text
 from stepwell_server import __main__ as program
 from stepwell_server import app
 from stepwell_server.api import listeners
-from stepwell_server.storage.database import CommitUnknown, Database, T, Tx, TxOptions, Work
+from stepwell_server.storage.database import Database, T, Tx, TxOptions, Work
 from tests.chaos.processes import count_tasks_when_asked
 from tests.chaos.records import Count, Recorder
 from tests.support.faults import FaultyBackend, Rates
 
 DELAYED = {"group", "slow-lane", "call", "sweep"}
-CONFLICTS = ("40001", "40P01")
-"""Serialization failure, deadlock."""
 
 
 @dataclass
@@ -40,7 +38,6 @@ class StumblingBackend(FaultyBackend):
     """A store that takes its time with commits, and says of some that they failed."""
 
     commit_ms: float = 0.0
-    conflict: float = 0.0
     recorder: Recorder | None = None
 
     async def attempt(self, work: Work[T], options: TxOptions) -> T:
@@ -48,20 +45,15 @@ class StumblingBackend(FaultyBackend):
         if options.read_only:
             result: T = await self.inner.attempt(work, options)
             return result
-        if self._happens("conflict", self.conflict):
-            self._count("conflicts")
-            work = _refused(work, self._random.choice(CONFLICTS))
-        elif self.commit_ms and options.label in DELAYED:
+        if self.commit_ms and options.label in DELAYED:
             work = _delayed(work, self._random.uniform(0, self.commit_ms) / 1000)
-        try:
-            return await super().attempt(work, options)
-        except CommitUnknown:
-            self._count("commits_denied")
-            raise
+        return await super().attempt(work, options)
 
-    def _count(self, name: str) -> None:
-        if self.recorder is not None:
-            self.recorder.record(Count(name, 1))
+    def _happens(self, fault: str, rate: float) -> bool:
+        happens = super()._happens(fault, rate)
+        if happens and self.recorder is not None:
+            self.recorder.record(Count(fault, 1))
+        return happens
 
 
 def _delayed(work: Work[T], seconds: float) -> Work[T]:
@@ -76,26 +68,16 @@ def _delayed(work: Work[T], seconds: float) -> Work[T]:
     return delayed
 
 
-def _refused(work: Work[T], state: str) -> Work[T]:
-    def refused(tx: Tx) -> T:
-        result = work(tx)
-        tx.execute(text(f"DO $$ BEGIN RAISE EXCEPTION 'injected' USING ERRCODE = '{state}'; END $$"))
-        return result
-
-    return refused
-
-
 def main(config: dict[str, Any], arguments: list[str]) -> int:
     """Run the server as ever, over a store that stumbles."""
     recorder = Recorder(Path(config["folder"]) / f"store-{config['name']}-{os.getpid()}.jsonl")
-    rates = {"*": Rates(execute_then_fail=config.get("execute_then_fail", 0.0))}
+    rates = {"*": Rates(**{name: config.get(name, 0.0) for name in ("execute_then_fail", "conflict")})}
     open_database = app.open_database
 
     def stumbling(url: URL) -> Database:
         db = open_database(url)
         seed = random.Random(f"{config['seed']}/{config['name']}").getrandbits(32)
-        slow, conflict = config.get("commit_ms", 0.0), config.get("conflict", 0.0)
-        backend = StumblingBackend(db._backend, rates, seed, commit_ms=slow, conflict=conflict, recorder=recorder)
+        backend = StumblingBackend(db._backend, rates, seed, commit_ms=config.get("commit_ms", 0.0), recorder=recorder)
         return Database(backend, db.failpoints)
 
     app.open_database = stumbling

@@ -364,6 +364,16 @@ async def test_a_refusal_that_nobody_waits_for_any_more_is_no_error(spine: Spine
     assert complaints == []
 
 
+async def test_a_call_that_loses_again_and_again_is_decided_on_the_slow_lane(spine: Spine, db: Database) -> None:
+    """No conflict leaves the server as long as a transaction of its own can win."""
+    losing, backend = faulty(db, 0, group=Rates(conflict=1.0))
+    async with running(Spine(losing)) as stumbling:
+        stored = await asyncio.gather(*(stumbling.schedule(str(number)) for number in range(3)))
+
+    assert {task.key for task in stored} == {"0", "1", "2"}
+    assert backend.fired["conflict"] > 3
+
+
 async def test_callers_of_a_group_that_fails_have_a_refusal_each(spine: Spine, db: Database) -> None:
     """One exception that all of them raise would gather their tracebacks, and show each what the others did."""
     broken, _ = faulty(db, 0, group=Rates(error=1.0))

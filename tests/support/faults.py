@@ -1,4 +1,4 @@
-"""Faults on demand: a backend that errs, delays, or does the work and then says that it failed.
+"""Faults on demand: a backend that errs, delays, loses conflicts, or does the work and then says that it failed.
 
 By seed, per label of the transaction: the same seed gives the same faults for the same sequence of transactions.
 """
@@ -11,11 +11,21 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Any
 
-from stepwell_server.storage.database import CommitUnknown, Database, Fault, T, TxOptions, Work
+from sqlalchemy import text
+
+from stepwell_server.storage.database import CommitUnknown, Database, Fault, T, Tx, TxOptions, Work
 
 
 class Injected(Exception):
     """The database went away before the transaction began, or so it seems."""
+
+
+class InjectedConflict(Exception):
+    """The transaction lost against another, when all its work was done. PostgreSQL raises its own error for that."""
+
+
+CONFLICTS = ("40001", "40P01")
+"""Serialization failure, deadlock."""
 
 
 @dataclass(frozen=True)
@@ -23,6 +33,7 @@ class Rates:
     """How often each fault happens, from 0 to 1."""
 
     error: float = 0.0
+    conflict: float = 0.0
     delay: float = 0.0
     execute_then_fail: float = 0.0
 
@@ -46,6 +57,8 @@ class FaultyBackend:
             raise Injected
         if self._happens("delay", rates.delay):
             await asyncio.sleep(self._random.uniform(0, 0.01))
+        if self._happens("conflict", rates.conflict):
+            work = _losing(work, self._random.choice(CONFLICTS))
         result: T = await self.inner.attempt(work, options)
         if self._happens("execute_then_fail", rates.execute_then_fail):
             raise CommitUnknown
@@ -57,9 +70,11 @@ class FaultyBackend:
         return result
 
     def classify(self, error: BaseException) -> Fault:
-        """Injected errors are outages."""
+        """Injected errors are outages, or conflicts."""
         if isinstance(error, Injected):
             return Fault.DISCONNECTED
+        if isinstance(error, InjectedConflict):
+            return Fault.CONFLICT
         fault: Fault = self.inner.classify(error)
         return fault
 
@@ -71,6 +86,16 @@ class FaultyBackend:
         happens = self._random.random() < rate
         self.fired[fault] += happens
         return happens
+
+
+def _losing(work: Work[T], state: str) -> Work[T]:
+    def losing(tx: Tx) -> T:
+        work(tx)
+        if tx.dialect.name == "postgresql":
+            tx.execute(text(f"DO $$ BEGIN RAISE EXCEPTION 'injected' USING ERRCODE = '{state}'; END $$"))
+        raise InjectedConflict
+
+    return losing
 
 
 def faulty(db: Database, seed: int, **rates: Rates) -> tuple[Database, FaultyBackend]:

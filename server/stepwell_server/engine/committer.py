@@ -3,7 +3,7 @@
 Alone, a call is committed at once; under load, groups grow by themselves. Nobody is acknowledged before the commit that
 made it true. A call whose task another transaction has locked is tried again, a few times with the next groups and then
 alone on the slow lane; calls about the same entity wait behind it. A call that the database cannot take fails alone:
-the group is halved until it stands by itself.
+the group is halved until it stands by itself. One that still loses against others then takes the slow lane, too.
 """
 
 from __future__ import annotations
@@ -130,6 +130,9 @@ class Committer:
         except Exception as error:
             if len(group) > 1 and (isinstance(error, Conflict) or not isinstance(error, StepwellError)):
                 return await self._commit_halves(group)
+            if isinstance(error, Conflict):
+                group[0].passed_over = PATIENCE
+                return list(group)
             self._fail(group, error)
             return []
         return self._answer(group, result)
