@@ -264,10 +264,8 @@ class ReportFrames(HotCall):
         lost = not self.frames and not self._is_mine(run.task)
         for frame in self.frames:
             answer = self._answer(run, frame)
-            if answer is None:  # what came before it counts all the same
-                lost = True
-                break
-            if run.is_contradicted:  # what follows, an end perhaps, rests on a result that does not count
+            # What came before counts all the same. What follows, an end perhaps, may rest on what does not count.
+            if answer is None or run.is_contradicted:
                 lost = True
                 break
             answers.append(answer)
