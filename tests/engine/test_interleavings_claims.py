@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from stepwell_server.domain.dispatchers import ProcessOrder, WakeFilter
 from stepwell_server.domain.errors import DatabaseUnavailable
+from stepwell_server.domain.tasks import TaskStatus
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.tasks import Claim
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.runs import ANNA, Engine, background, held_before_commit, replicas_on, taken
+
+ANY = ProcessOrder(WakeFilter("default", frozenset(), frozenset()), max_tasks=10, max_steps=0)
 
 
 async def test_a_claim_whose_answer_was_lost_is_returned_and_made_again(
@@ -38,6 +42,70 @@ async def test_a_claim_whose_answer_was_lost_is_returned_and_made_again(
     assert isinstance(delivery, Delivery)
     assert delivery.held.fence > fences[0]
     assert (delivery.handed.task.interruptions, connection.place.credits) == (0, 0)
+
+
+async def test_an_order_whose_claim_was_lost_leaves_its_worker_able_to_work(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 7: nothing else may ever happen on a server that moves work on request only."""
+    engine.dispatcher.close()  # it hands out nothing by itself
+    connection = await engine.connect(ANNA)
+    connection.grant(1)
+    await engine.create()
+    submit, lost = Committer.submit, []
+
+    async def lose_the_first(committer: Committer, call: Any) -> Any:
+        if isinstance(call, Claim) and not lost:
+            lost.append(call)
+            raise DatabaseUnavailable("it did not answer")
+        return await submit(committer, call)
+
+    monkeypatch.setattr(Committer, "submit", lose_the_first)
+    async with background(engine.dispatcher.run()):
+        await asyncio.sleep(0)  # it waits for something to happen
+        assert await engine.dispatcher.process(ANY) == []
+        async with asyncio.timeout(5):
+            while not connection.place.takes_more:
+                await asyncio.sleep(0.001)
+        assert len(await engine.dispatcher.process(ANY)) == 1
+
+
+async def test_what_is_on_its_way_to_a_worker_is_not_taken_for_lost(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 7: of two orders one is lost, while the other has claimed and not yet delivered."""
+    engine.dispatcher.close()
+    connection = await engine.connect(ANNA)
+    await engine.create()
+    submit, claims, deliver = Committer.submit, [], asyncio.Event()
+
+    async def lose_the_second(committer: Committer, call: Any) -> Any:
+        if isinstance(call, Claim):
+            claims.append(call)
+            if len(claims) == 2:
+                raise DatabaseUnavailable("it did not answer")
+            answer = await submit(committer, call)
+            await deliver.wait()
+            return answer
+        return await submit(committer, call)
+
+    monkeypatch.setattr(Committer, "submit", lose_the_second)
+    async with background(engine.dispatcher.run()):
+        connection.grant(1)
+        first = engine.dispatcher.take_order(ANY)
+        while (await engine.live()).status is not TaskStatus.PROCESSING:
+            await asyncio.sleep(0)
+        connection.grant(1)
+        assert await engine.dispatcher.process(ANY) == []
+        await engine.get()  # time for somebody to return what seems to be lost
+        deliver.set()
+        (held,) = await first
+        async with asyncio.timeout(5):
+            while connection.place.has_lost_claim:
+                await asyncio.sleep(0.001)
+
+    task = await engine.live()
+    assert (task.status, task.fence) == (TaskStatus.PROCESSING, held.fence)
 
 
 async def test_a_newborn_whose_commit_seemed_to_fail_is_returned_and_claimed_again(engine: Engine) -> None:

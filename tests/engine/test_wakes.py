@@ -255,6 +255,29 @@ async def test_a_ping_that_does_not_come_back_shows(postgres_url: str, monkeypat
         await listening
 
 
+async def test_a_connection_over_which_no_ping_comes_is_replaced(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a firewall has forgotten looks open for ever, from this side."""
+    from sqlalchemy import make_url
+
+    from stepwell_server.storage import hints as module
+
+    monkeypatch.setattr(module, "DEAF_LIMIT", 0.01)
+    heard: list[Hint] = []
+    hints = PostgresqlHints(make_url(postgres_url))
+    listening = asyncio.create_task(hints.listen(heard.append))
+    async with asyncio.timeout(10):
+        while not hints.working:
+            await asyncio.sleep(0.01)
+        while len(heard) < 2:  # once for each connection: anything may have changed
+            hints.expect_ping()  # and then it is never sent
+            await asyncio.sleep(0.02)
+    listening.cancel()
+    with suppress(asyncio.CancelledError):
+        await listening
+
+
 # ---- what is believed, and when
 
 
@@ -342,6 +365,18 @@ async def test_what_a_full_handler_held_back_is_due_with_the_commit_that_makes_r
     await spine.finish(task)
 
     assert here.due_at() == waiting.run_at
+
+
+async def test_a_clock_that_was_set_back_is_believed_and_an_answer_that_comes_late_is_not() -> None:
+    """Else timers would be asked about again and again until the clock has caught up."""
+    time, noon = DatabaseTime(virtual=False), 10**15
+    time.observe(Stamp(noon, noon))
+
+    time.observe(Stamp(noon - 2 * SECOND, noon - 2 * SECOND))
+    assert time.now() >= noon
+
+    time.observe(Stamp(noon - 90 * SECOND, noon - 90 * SECOND))
+    assert time.now() < noon - 80 * SECOND
 
 
 async def test_who_serves_is_news() -> None:

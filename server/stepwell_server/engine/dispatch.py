@@ -211,7 +211,7 @@ class Dispatcher:
         place = self._places.get(seat)
         if place is not None:
             place.births -= 1
-            place.has_lost_claim |= is_lost
+            self._came_back(place, is_lost=is_lost)
         if handed is not None:
             self._hand(handed, ())
         elif place is not None:
@@ -286,25 +286,30 @@ class Dispatcher:
         for seat in seats:
             self._places[seat.owner].credits -= seat.credits
             self._places[seat.owner].lent += seat.credits
-        claimed = Claimed()
+        claimed, is_lost = Claimed(), False
         try:
             patience = 0 if self._bus.time.virtual else STICKY
             most = None if order is None else order.max_tasks
             claimed = await self._committer.submit(Claim(seats, patience, most))
         except StepwellError as error:
             log.debug("claim_failed", reason=error.reason)
-            for seat in seats:
-                if seat.owner in self._places:
-                    self._places[seat.owner].has_lost_claim |= isinstance(error, DatabaseUnavailable)
+            is_lost = isinstance(error, DatabaseUnavailable)
+        max_steps = 0 if order is None else order.max_steps
+        await self._deliver([replace(one, max_steps=max_steps) for one in claimed.handed])
         used = Counter(one.task.owner for one in claimed.handed)
         for seat in seats:
             place = self._places.get(seat.owner)
             if place is not None:
                 place.lent -= seat.credits
                 place.credits += seat.credits - used[seat.owner]
-        max_steps = 0 if order is None else order.max_steps
-        await self._deliver([replace(one, max_steps=max_steps) for one in claimed.handed])
+                self._came_back(place, is_lost=is_lost)
         return claimed.handed
+
+    def _came_back(self, place: Place, *, is_lost: bool) -> None:
+        """What was on its way to a worker has arrived, or is lost: then what it may hold must be returned."""
+        place.has_lost_claim |= is_lost
+        if place.has_lost_claim:
+            self._look_again.set()
 
     def _seats(self, order: ProcessOrder | None) -> list[Seat]:
         """Workers that can take something of what is to be handed out."""
@@ -357,8 +362,11 @@ class Dispatcher:
             wait.set_result(ended)
 
     async def _recover(self) -> None:
-        """Return what was leased by a claim whose answer was lost. Until then those workers get nothing more."""
-        unsure = [one for one in self._places.values() if one.has_lost_claim and not one.births]
+        """Return what was leased by a claim whose answer was lost. Until then those workers get nothing more.
+
+        What is still on its way to a worker would look as if it were lost, so its arrival is waited for.
+        """
+        unsure = [one for one in self._places.values() if one.has_lost_claim and not (one.births or one.lent)]
         if not unsure:
             return
         known = {place.owner: frozenset(place.held) for place in unsure}

@@ -19,6 +19,8 @@ from stepwell_server.storage.tasks import Stamp
 
 Match: TypeAlias = Callable[[Handler], bool]
 
+SET_BACK = 10 * SECOND
+
 
 class DatabaseTime:
     """An estimate of the database's time between its answers. It measures waits, and decides nothing."""
@@ -29,8 +31,11 @@ class DatabaseTime:
         self._seen = 0.0
 
     def observe(self, at: Stamp) -> None:
-        """Take over what the database just said. A virtual clock never goes back, whatever an older answer says."""
-        newest = at.lease_now >= self._at.lease_now
+        """Take over what the database just said. A virtual clock never goes back, whatever an older answer says.
+
+        An answer may be as old as a transaction takes. One that is older is of a clock that was set back.
+        """
+        newest = at.lease_now >= self._at.lease_now or self.lease_now() - at.lease_now > SET_BACK
         if newest:
             self._seen = asyncio.get_running_loop().time()
         if self.virtual:

@@ -24,7 +24,10 @@ from stepwell_server.storage.database import Tx
 CHANNEL = "stepwell"
 LONGEST_HINT = 7000  # bytes; PostgreSQL allows 8,000
 PING_LIMIT = 2.0
+DEAF_LIMIT = 10.0
 RECONNECT = 0.5
+
+_SESSION = {"application_name": "stepwell hints"}
 
 OnHint: TypeAlias = Callable[["Hint"], None]
 
@@ -136,20 +139,27 @@ class PostgresqlHints:
             log.debug("hint_dropped", error=type(error).__name__)
 
     def expect_ping(self) -> None:
-        """Measure from now on how long the next ping takes, unless an earlier one is still missing."""
+        """Measure from now on how long the next ping takes, unless an earlier one is still missing.
+
+        A connection over which none comes for long is dead, whatever it says of itself, and another is made.
+        """
+        now = asyncio.get_running_loop().time()
         if self._pinged_at is None:
-            self._pinged_at = asyncio.get_running_loop().time()
+            self._pinged_at = now
+        elif now - self._pinged_at > DEAF_LIMIT and self._connection is not None:
+            self._connection.terminate()
 
     def ping(self, tx: Tx) -> None:
         """Send a hint that only this replica understands."""
         self._notify(tx, json.dumps({"ping": self._ping}))
 
     async def _listen_once(self, on_hint: OnHint) -> None:
-        connection = await asyncpg.connect(self._url, timeout=PING_LIMIT)
+        connection = await asyncpg.connect(self._url, timeout=PING_LIMIT, server_settings=_SESSION)
         gone = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: gone.set())
-            await connection.add_listener(CHANNEL, lambda *received: self._received(received[3], on_hint))
+            async with asyncio.timeout(PING_LIMIT):
+                await connection.add_listener(CHANNEL, lambda *received: self._received(received[3], on_hint))
             self._listening, self._pinged_at, self._connection = True, None, connection
             on_hint(ANYTHING)
             await gone.wait()
