@@ -240,6 +240,36 @@ async def test_a_suspend_that_crosses_the_end_of_a_wait_on_its_way_does_not_rele
     assert after.answers[-1].released
 
 
+async def test_a_suspend_is_told_of_what_was_lost_before_its_last_result_was_acknowledged(engine: Engine) -> None:
+    """Rules 10 and 32: the acknowledgement is newer than the end of the wait, and says nothing of it."""
+    mine = await engine.begin()
+    opened = await engine.say(mine, expects("approval"), sleeps("nap", HOUR))
+    await engine.send()
+    assert [step.name for step in (await engine.say(mine)).resolved] == ["approval"]  # and this is lost
+    await engine.say(mine, done("beside it"))
+
+    suspended = await engine.say(mine, Suspend(known_revision=opened.revision))
+
+    assert not suspended.answers[0].released
+    assert "approval" in {step.name for step in suspended.resolved}
+
+
+async def test_a_replica_that_a_worker_has_left_ends_none_of_its_waits(replicas: tuple[Engine, Engine]) -> None:
+    """Rules 8 and 10: it would tell nobody, and the other would find nothing left to tell."""
+    here, there = replicas
+    connection, mine = await streamed(here)
+    await report(connection, mine, expects("approval"))
+    moved = await there.connect(ANNA, [mine.held])
+    await there.send()
+
+    here.dispatcher.look([mine.held.task_id])
+    while mine.held.task_id in connection.place.held:
+        await asyncio.sleep(0.001)
+    there.dispatcher.look([mine.held.task_id])
+
+    assert [step.name for step in await next_resolved(moved)] == ["approval"]
+
+
 # ---- 15: frames that are sent again
 
 SAID: dict[str, tuple[Body, ...]] = {

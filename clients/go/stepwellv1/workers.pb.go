@@ -2612,8 +2612,9 @@ type Suspend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// True: the worker keeps the run in memory and can go on from Resolved or from a Task without state.
 	Cached bool `protobuf:"varint,1,opt,name=cached,proto3" json:"cached,omitempty"`
-	// Newest revision that the worker has heard of, from Task, Ack or Resolved. If something was resolved after it, and crosses
-	// this frame on its way, the task is not given up and Resolved comes again. 0: not said.
+	// Newest revision that the worker has heard of from Task or Resolved; not from an Ack, which may be newer than something that
+	// was resolved and is on its way. If something was resolved after it, the task is not given up and Resolved comes again.
+	// 0: not said.
 	KnownRevision int64 `protobuf:"varint,2,opt,name=known_revision,json=knownRevision,proto3" json:"known_revision,omitempty"`
 	// True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once.
 	Yields        bool `protobuf:"varint,3,opt,name=yields,proto3" json:"yields,omitempty"`

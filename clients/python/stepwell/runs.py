@@ -67,6 +67,7 @@ class Run:
         self._is_stopped = False
         self._expects_news = False
         self._was_told = False  # of something new, since the last Suspend
+        self._heard_revision = 0  # up to which the run knows what the server resolved; an Ack says nothing of that
         self._rests_at = 0
         self._is_resting = True
 
@@ -77,7 +78,8 @@ class Run:
 
         `number` is that of the last frame that was sent under this fence, by a run that had to start over.
         """
-        self.task_id, self.fence, self.revision = task_id, fence, task.revision
+        self.task_id, self.fence = task_id, fence
+        self.revision = self._heard_revision = task.revision
         self.renewed_at = self._host.clock.now()
         self.phase, self._is_stopped, self._expects_news = Phase.HELD, False, False
         self._reports.restart(task_id, fence, number)
@@ -115,7 +117,7 @@ class Run:
         """Steps have changed at the server while the run is held."""
         if self.phase is Phase.DROPPED:
             return
-        self.revision = resolved.revision or self.revision
+        self.revision = self._heard_revision = resolved.revision or self.revision
         self._expects_news = False
         if any(self._records.contradicts(state) for state in resolved.steps):
             self._host.start_over(self)
@@ -464,7 +466,7 @@ class Run:
         return self._reports.all_acked and not self._reports.has_news and not self._expects_news
 
     def _suspend(self, *, cached: bool, yields: bool = False) -> None:
-        suspend = pb.Suspend(cached=cached, known_revision=self.revision, yields=yields)
+        suspend = pb.Suspend(cached=cached, known_revision=self._heard_revision, yields=yields)
         self._reports.add(pb.WorkerFrame(suspend=suspend))
         self.phase, self._was_told = Phase.SUSPENDING, False
 

@@ -159,7 +159,8 @@ class Dispatcher:
         place.timers.pop(held.task_id, None)
         unsure = tell_all or held.task_id in place.unsure
         try:
-            news = self._committer.enqueue(ReportFrames(held, place.owner.session_id, tell_all=unsure))
+            look = ReportFrames(held, place.owner.session_id, connection=place.owner.connection, tell_all=unsure)
+            news = self._committer.enqueue(look)
         except StepwellError as error:
             log.warning("look_failed", reason=error.reason)
             self._ask_later(place, held)

@@ -216,6 +216,8 @@ class ReportFrames(HotCall):
     session_id: str
     frames: tuple[Frame, ...] = ()
     size_hint: int = 200
+    connection: int | None = None
+    """Of the session, for whoever would hear of it. None: any."""
     tell_all: bool = False
     """Say again what the worker may not have heard of: an earlier stream or reply may have been lost with it."""
 
@@ -301,8 +303,10 @@ class ReportFrames(HotCall):
         return run.apply(frame, self.session_id)
 
     def _is_mine(self, task: Task) -> bool:
-        mine = task.owner is not None and task.owner.session_id == self.session_id
-        return mine and judge(task, self.held) is Verdict.ACCEPTED
+        if task.owner is None or task.owner.session_id != self.session_id:
+            return False
+        has_moved = self.connection is not None and self.connection < task.owner.connection
+        return not has_moved and judge(task, self.held) is Verdict.ACCEPTED
 
     def _lost(self, group: Group) -> RunNews:
         """The lease is gone: by this worker's own finish, which is then acknowledged again, or by somebody else."""

@@ -1258,8 +1258,9 @@ class Suspend(_message.Message):
     cached: _builtins.bool
     """True: the worker keeps the run in memory and can go on from Resolved or from a Task without state."""
     known_revision: _builtins.int
-    """Newest revision that the worker has heard of, from Task, Ack or Resolved. If something was resolved after it, and crosses
-    this frame on its way, the task is not given up and Resolved comes again. 0: not said.
+    """Newest revision that the worker has heard of from Task or Resolved; not from an Ack, which may be newer than something that
+    was resolved and is on its way. If something was resolved after it, the task is not given up and Resolved comes again.
+    0: not said.
     """
     yields: _builtins.bool
     """True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once."""
