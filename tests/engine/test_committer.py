@@ -21,7 +21,7 @@ from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.groups import Group, GroupResult, HotCall, Undecided
 from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
-from stepwell_server.storage.database import Database, Tx
+from stepwell_server.storage.database import Database, Fault, Tx
 from tests.support.faults import Rates, faulty
 from tests.support.postgres import PostgresServer
 from tests.support.spine import ANNA, ORDER, Spine, running
@@ -47,6 +47,10 @@ class Refused(Poison):
 
     def decide(self, group: Group) -> None:
         raise InvalidField("no", field="x")
+
+
+class TooSlow(Exception):
+    """A statement met its limit of time."""
 
 
 @asynccontextmanager
@@ -372,6 +376,24 @@ async def test_a_call_that_loses_again_and_again_is_decided_on_the_slow_lane(spi
 
     assert {task.key for task in stored} == {"0", "1", "2"}
     assert backend.fired["conflict"] > 3
+
+
+async def test_what_takes_a_group_too_long_is_done_in_parts(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 13: a time limit is met by the whole, and by one call perhaps; its neighbours do not pay for that."""
+
+    def run_group(tx: Tx, group: Sequence[Any], rules: RunRules, *, waiting: bool) -> GroupResult:
+        if len(group) > 2:
+            raise TooSlow
+        return groups.run_group(tx, group, rules, waiting=waiting)
+
+    classify = spine.db._backend.classify
+    as_seen = lambda error: Fault.TIMEOUT if isinstance(error, TooSlow) else classify(error)  # noqa: E731
+    monkeypatch.setattr(spine.db._backend, "classify", as_seen)
+    monkeypatch.setattr(committers, "run_group", run_group)
+
+    await asyncio.gather(*(spine.schedule(str(number)) for number in range(10)))
+
+    assert len(await spine.rows()) == 10
 
 
 async def test_callers_of_a_group_that_fails_have_a_refusal_each(spine: Spine, db: Database) -> None:

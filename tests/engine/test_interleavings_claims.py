@@ -3,18 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 
 from stepwell_server.domain.dispatchers import ProcessOrder, WakeFilter
-from stepwell_server.domain.errors import DatabaseUnavailable
+from stepwell_server.domain.errors import DatabaseSlow, DatabaseUnavailable
+from stepwell_server.domain.frames import Suspend
 from stepwell_server.domain.tasks import TaskStatus
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.tasks import Claim
+from stepwell_server.storage import runs as run_store
+from stepwell_server.storage.database import Fault
+from stepwell_server.storage.runs import RunRef
 from tests.support.faults import FaultyBackend, Rates
-from tests.support.runs import ANNA, Engine, background, held_before_commit, replicas_on, taken
+from tests.support.runs import ANNA, Engine, background, done, held_before_commit, replicas_on, taken
 
 ANY = ProcessOrder(WakeFilter("default", frozenset(), frozenset()), max_tasks=10, max_steps=0)
 
@@ -106,6 +111,32 @@ async def test_what_is_on_its_way_to_a_worker_is_not_taken_for_lost(
 
     task = await engine.live()
     assert (task.status, task.fence) == (TaskStatus.PROCESSING, held.fence)
+
+
+async def test_runs_whose_steps_take_too_long_to_read_hold_up_no_others(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They were all given back, and claimed again, for ever."""
+    for mine in [await engine.begin(instance_id=f"i{number}") for number in range(5)]:
+        await engine.say(mine, done("a"), Suspend(yields=True))
+    huge = (await engine.live("i2")).id
+    all_steps = run_store.all_steps
+
+    def slow(tx: Any, runs: Sequence[RunRef]) -> Any:
+        if huge in {run.task_id for run in runs}:
+            raise DatabaseSlow("it took too long")
+        return all_steps(tx, runs)
+
+    monkeypatch.setattr(run_store, "all_steps", slow)
+    monkeypatch.setattr(engine.db._backend, "classify", lambda error: Fault.TIMEOUT)
+    connection = await engine.connect(ANNA)
+    connection.grant(5)
+    given: list[str] = []
+    async with background(engine.dispatcher.run()):
+        while len(given) < 4:
+            given += [one.handed.task.key for one in await taken(connection) if isinstance(one, Delivery)]
+
+    assert sorted(given) == ["i0", "i1", "i3", "i4"]
 
 
 async def test_a_newborn_whose_commit_seemed_to_fail_is_returned_and_claimed_again(engine: Engine) -> None:

@@ -188,6 +188,24 @@ async def test_a_retry_beside_a_body_that_executes_comes_in_time(engine: Engine)
     assert [(step.name, step.status, step.attempts) for step in resolved] == [("flaky", StepStatus.PENDING, 1)]
 
 
+async def test_a_wait_that_was_open_at_a_claim_ends_in_time_though_its_holder_says_nothing(engine: Engine) -> None:
+    """Rule 10: an event has woken the run, and its worker begins a long body that it need not announce."""
+    connection, mine = await streamed(engine)
+    suspended = await engine.say(mine, expects("approval"), sleeps("nap", SECOND), SUSPEND)
+    assert suspended.answers[-1].released
+    engine.dispatcher.drop(connection.place, mine.held, ended=True)
+    async with background(engine.dispatcher.run()):
+        await engine.send()
+        connection.grant(1)
+        (delivery,) = await taken(connection)
+        assert isinstance(delivery, Delivery)
+
+        await engine.advance(SECOND)
+        resolved = await next_resolved(connection)
+
+    assert [step.name for step in resolved] == ["nap"]
+
+
 @pytest.mark.parametrize("hinted", [True, False], ids=["hinted", "hint-lost"])
 async def test_an_event_that_comes_elsewhere_while_a_body_executes_is_delivered(
     replicas: tuple[Engine, Engine], hinted: bool

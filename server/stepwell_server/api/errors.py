@@ -30,6 +30,7 @@ CODES: dict[type[errors.StepwellError], StatusCode] = {
     errors.ClockMovesForwardOnly: StatusCode.INVALID_ARGUMENT,
     errors.IdempotencyKeyReused: StatusCode.FAILED_PRECONDITION,
     errors.DatabaseUnavailable: StatusCode.UNAVAILABLE,
+    errors.DatabaseSlow: StatusCode.UNAVAILABLE,
     errors.ShuttingDown: StatusCode.UNAVAILABLE,
     errors.Conflict: StatusCode.ABORTED,
     errors.ServerBusy: StatusCode.RESOURCE_EXHAUSTED,

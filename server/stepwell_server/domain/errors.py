@@ -31,6 +31,7 @@
     │   └── InvalidWebhookUrl
     ├── IdempotencyKeyReused
     ├── DatabaseUnavailable           repeat the call
+    │   └── DatabaseSlow
     ├── ShuttingDown                  repeat the call
     ├── Conflict
     ├── ServerBusy                    come back after `retry_after`
@@ -148,6 +149,10 @@ class DatabaseUnavailable(StepwellError):
     """The database did not answer, or the outcome of a commit is unknown."""
 
     reason = "DATABASE_UNAVAILABLE"
+
+
+class DatabaseSlow(DatabaseUnavailable):
+    """The database answers, and did not take this in the time that it has."""
 
 
 class ShuttingDown(StepwellError):

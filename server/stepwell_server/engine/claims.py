@@ -48,6 +48,8 @@ class Handed:
     """The hook, if it is one."""
     max_steps: int = 0
     """How many steps the run may make before it is given back. 0: as many as it likes."""
+    next_timer: Micros | None = None
+    """When something of it happens by itself: a wait is over, or an execution takes too long."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +114,9 @@ def _hand_out(tx: Tx, assigned: Sequence[tuple[Task, Owner]], rules: RunRules, a
     hooks = [one for one in leased if not _is_run(one[0])]
     handed = _hand_out_runs(tx, runs, rules, at) if runs else []
     if hooks:
-        handed += [Handed(task, hook=hook) for task, hook in jobs.claim(tx, hooks, rules, at)]
+        for task, hook in jobs.claim(tx, hooks, rules, at):
+            (execution,) = load_open(task.open_steps)  # runs say when a body begins; here it begins now
+            handed.append(Handed(task, hook=hook, next_timer=execution.ends_at))
     return tuple(handed)
 
 
@@ -125,7 +129,8 @@ def _hand_out_runs(tx: Tx, leased: Sequence[tuple[Task, Owner, int]], rules: Run
         run = book.open(task)
         resolved = run.claim(owner, fence)
         known, run.task = run.task.cached_revision, run.task._replace(cached_revision=0)
-        handed.append(Handed(run.task, None, tuple(resolved), known, _is_fresh(task)))
+        timer = run.next_timer()
+        handed.append(Handed(run.task, None, tuple(resolved), known, _is_fresh(task), next_timer=timer))
     store.save(tx, [one.task for one in handed])
     book.write_steps(tx)
     started = workflows.start(tx, tasks, at.now)

@@ -19,6 +19,7 @@ import structlog
 
 from stepwell_server.domain.errors import (
     Conflict,
+    DatabaseSlow,
     DatabaseUnavailable,
     Internal,
     ServerBusy,
@@ -38,6 +39,8 @@ PATIENCE = 3
 SHORTEST_PAUSE = 0.001
 LONGEST_PAUSE = 0.02
 
+_DIVIDED = (Conflict, DatabaseSlow)
+"""What a group meets that its halves may not."""
 _HOT = TxOptions(label="group", attempts=2, reserved=True)
 _SLOW = TxOptions(label="slow-lane", attempts=2, reserved=True)
 
@@ -128,7 +131,7 @@ class Committer:
         try:
             result = await self._run([waiting.call for waiting in group], _HOT)
         except Exception as error:
-            if len(group) > 1 and (isinstance(error, Conflict) or not isinstance(error, StepwellError)):
+            if len(group) > 1 and (isinstance(error, _DIVIDED) or not isinstance(error, StepwellError)):
                 return await self._commit_halves(group)
             if isinstance(error, Conflict):
                 group[0].passed_over = PATIENCE

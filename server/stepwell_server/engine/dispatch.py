@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import structlog
 
 from stepwell_server.domain.dispatchers import ProcessOrder
-from stepwell_server.domain.errors import DatabaseUnavailable, StepwellError
-from stepwell_server.domain.executions import load_open
+from stepwell_server.domain.errors import DatabaseSlow, DatabaseUnavailable, StepwellError
 from stepwell_server.domain.frames import RunNews
 from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.tasks import Handler
@@ -30,11 +29,14 @@ from stepwell_server.engine.tasks import Claim, GiveBack
 from stepwell_server.engine.wakes import WakeBus
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage.database import TxOptions
+from stepwell_server.storage.runs import RunRef
 from stepwell_server.storage.tasks import STICKY
 
 SHORTEST_PAUSE = 0.025
 """Seconds after a claim that got nothing although something was due; doubled each time, until something changes."""
 LONGEST_PAUSE = 5.0
+STATES_AT_ONCE = 50
+"""Runs whose steps are read together."""
 ASKED_AGAIN = 1.0
 """Seconds after which a question about a held run is asked again that the database did not answer."""
 
@@ -97,6 +99,7 @@ class Dispatcher:
         """Executions whose end somebody waits for."""
         self._orders: set[asyncio.Task[list[Held]]] = set()
         self._look_again = asyncio.Event()
+        self._reading = asyncio.Lock()
 
     # ---- workers come and go
 
@@ -280,7 +283,7 @@ class Dispatcher:
                 one.cancel()
 
     async def _claim(self, order: ProcessOrder | None = None) -> Sequence[Handed]:
-        """Claim for all our workers at once. Their credits are on the table until the answer is there."""
+        """Claim for all our workers at once, with their credits on the table meanwhile. Returns what they were given."""
         seats = self._seats(order)
         if not seats:
             return ()
@@ -296,7 +299,7 @@ class Dispatcher:
             log.debug("claim_failed", reason=error.reason)
             is_lost = isinstance(error, DatabaseUnavailable)
         max_steps = 0 if order is None else order.max_steps
-        await self._deliver([replace(one, max_steps=max_steps) for one in claimed.handed])
+        given = await self._deliver([replace(one, max_steps=max_steps) for one in claimed.handed])
         used = Counter(one.task.owner for one in claimed.handed)
         for seat in seats:
             place = self._places.get(seat.owner)
@@ -304,7 +307,7 @@ class Dispatcher:
                 place.lent -= seat.credits
                 place.credits += seat.credits - used[seat.owner]
                 self._came_back(place, is_lost=is_lost)
-        return claimed.handed
+        return given
 
     def _came_back(self, place: Place, *, is_lost: bool) -> None:
         """What was on its way to a worker has arrived, or is lost: then what it may hold must be returned."""
@@ -383,38 +386,50 @@ class Dispatcher:
             log.info("lost_claims_returned", tasks=len(returned))
             self._committer.on_commit(committed_by(returned, [], at))
 
-    async def _deliver(self, handed: Sequence[Handed]) -> None:
-        states = await self._states([one for one in handed if _needs_state(one)])
-        for one in handed:
-            self._hand(one, states.get(one.task.id) if _needs_state(one) else one.resolved)
+    async def _deliver(self, handed: Sequence[Handed]) -> list[Handed]:
+        """Give all of them to their workers. Returns those that could be given."""
+        given = [one for one in handed if not _needs_state(one) and self._hand(one, one.resolved)]
+        rest = [one for one in handed if _needs_state(one)]
+        for first in range(0, len(rest), STATES_AT_ONCE):
+            given += await self._deliver_with_state(rest[first : first + STATES_AT_ONCE])
+        return given
 
-    async def _states(self, handed: Sequence[Handed]) -> dict[int, tuple[Step, ...]]:
-        """All steps of runs that their workers do not have in memory. Nobody changes them while they are leased."""
-        if not handed:
-            return {}
-        runs = [ref(one.task) for one in handed]
+    async def _deliver_with_state(self, handed: Sequence[Handed]) -> list[Handed]:
+        """Runs that their workers do not have in memory, with all their steps: those that can be read in time."""
+        states: Mapping[int, tuple[Step, ...]] = {}
         try:
-            found = await self._committer.db.run_tx(lambda tx: run_store.all_steps(tx, runs), _READ_STATE)
+            states = await self._states([ref(one.task) for one in handed])
+        except DatabaseSlow as error:
+            if len(handed) > 1:
+                middle = len(handed) // 2
+                given = await self._deliver_with_state(handed[:middle])
+                return given + await self._deliver_with_state(handed[middle:])
+            log.warning("state_not_read", task_id=handed[0].task.id, reason=error.reason)
         except Exception as error:  # whatever it was: the tasks go back, and the loop goes on
             log.warning("state_not_read", error=repr(error))
-            return {}
+        return [one for one in handed if self._hand(one, states.get(one.task.id))]
+
+    async def _states(self, runs: Sequence[RunRef]) -> dict[int, tuple[Step, ...]]:
+        """All steps of these runs. Nobody changes them while they are leased. Read one after the other: the connections
+        of which this takes one are few, and groups need them more."""
+        async with self._reading:
+            found = await self._committer.db.run_tx(lambda tx: run_store.all_steps(tx, runs), _READ_STATE)
         return {run.task_id: tuple(steps) for run, steps in found.items()}
 
-    def _hand(self, handed: Handed, steps: tuple[Step, ...] | None) -> None:
-        """Give a task to its worker, if that is still there and all is known that it must know."""
+    def _hand(self, handed: Handed, steps: tuple[Step, ...] | None) -> bool:
+        """Give a task to its worker, if that is still there and all is known that it must know. False: it is not."""
         assert handed.task.owner is not None
         place = self._places.get(handed.task.owner)
         if place is None or steps is None:
             self._give_back(handed)
             if place is not None:
                 self.grant(place, 1)
-            return
+            return False
         delivery = Delivery(handed, steps)
         self.hold(place, delivery.held)
-        if handed.hook is not None:  # runs say when a body begins; here it begins now
-            (execution,) = load_open(handed.task.open_steps)
-            self.set_timer(place, delivery.held, execution.ends_at)
+        self.set_timer(place, delivery.held, handed.next_timer)
         place.deliver([delivery])
+        return True
 
     def _give_back(self, handed: Handed) -> None:
         """It was never written to a stream: as if it had not been claimed."""

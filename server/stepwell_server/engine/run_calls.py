@@ -247,7 +247,7 @@ class ReportFrames(HotCall):
         run = ref(task)
         reads.runs.add(run)
         if self._tells_all(task):
-            reads.whole.add(run)
+            reads.untold.add(run)
         for frame in self.frames:
             if frame.step_name is not None:
                 reads.names.add((run, frame.step_name))

@@ -38,8 +38,8 @@ class Reads:
     names: set[tuple[RunRef, str]] = field(default_factory=set)
     runs: set[RunRef] = field(default_factory=set)
     """Runs whose waits are looked at, and the events that they wait for."""
-    whole: set[RunRef] = field(default_factory=set)
-    """Runs of which every step is looked at."""
+    untold: set[RunRef] = field(default_factory=set)
+    """Runs of which everything is looked at that changed by itself: their workers may not have heard of it."""
     waits_to_come: Counter[tuple[RunRef, str]] = field(default_factory=Counter)
     """Types of events that a call of the group will wait for."""
     fates: set[int] = field(default_factory=set)
@@ -93,9 +93,9 @@ class RunBook:
         if reads.names or reads.runs:
             for task_id, step in store.steps_of(tx, reads.names, reads.runs):
                 self._steps[task_id].append(step)
-        if reads.whole:
-            for run, steps in store.all_steps(tx, list(reads.whole)).items():
-                self._steps[run.task_id] = steps
+        if reads.untold:
+            for task_id, step in store.changed_by_themselves(tx, reads.untold):
+                self._steps[task_id].append(step)
         wanted = self._wanted_events(reads, tasks)
         if wanted:
             for task_id, event in store.pending_events(tx, wanted):

@@ -17,7 +17,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 import structlog
 from sqlalchemy import Connection
 
-from stepwell_server.domain.errors import Conflict, DatabaseUnavailable, ServerBusy, StepwellError
+from stepwell_server.domain.errors import Conflict, DatabaseSlow, DatabaseUnavailable, ServerBusy, StepwellError
 from stepwell_server.storage.failpoints import AFTER_COMMIT, BEFORE_COMMIT, Failpoints
 
 T = TypeVar("T")
@@ -170,7 +170,7 @@ class Database:
                 self.reachable = False
                 raise DatabaseUnavailable("the database does not answer; repeat the call", retry_after=1.0) from error
             case Fault.TIMEOUT:
-                raise DatabaseUnavailable("the database took too long; repeat the call", retry_after=1.0) from error
+                raise DatabaseSlow("the database took too long; repeat the call", retry_after=1.0) from error
             case Fault.BUSY:
                 raise ServerBusy("all database connections are in use", retry_after=0.5) from error
             case Fault.BUG:

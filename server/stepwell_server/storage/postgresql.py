@@ -108,7 +108,7 @@ async def _in_transaction(connection: AsyncConnection, work: Work[T]) -> T:
     result = await connection.run_sync(work)
     try:
         await transaction.commit()
-    except (DBAPIError, OSError) as error:
+    except Exception as error:
         if _sqlstate(getattr(error, "orig", error)) in _CONFLICTS:
             raise  # refused, so certainly not committed
         raise CommitUnknown from error

@@ -13,9 +13,11 @@ from sqlalchemy import (
     Row,
     Select,
     Text,
+    and_,
     bindparam,
     func,
     literal,
+    not_,
     select,
     true,
     union_all,
@@ -84,6 +86,19 @@ def _steps_sql(product: str) -> Any:
     by_name = select(workflow_steps).select_from(named.join(workflow_steps, *same_name))
     by_wait = select(workflow_steps).select_from(runs.join(workflow_steps, *_all([*_same_run(runs), waiting])))
     return union_all(by_name, by_wait)
+
+
+def changed_by_themselves(tx: Tx, runs: Iterable[RunRef]) -> list[tuple[int, Step]]:
+    """All steps of these runs but the results of bodies, which whoever reported them knows, and which may be large."""
+    given = {"runs": dialect.as_rows(map(_ref_row, runs))}
+    return [(row.task_id, step_from(row)) for row in tx.execute(_changed_sql(dialect.product(tx)), given)]
+
+
+@cache
+def _changed_sql(product: str) -> Select[Any]:
+    runs = dialect.rows(product, "runs", **_RUN)
+    result = and_(workflow_steps.c.type == StepType.DO.value, workflow_steps.c.status == StepStatus.COMPLETED.value)
+    return select(workflow_steps).select_from(runs.join(workflow_steps, *_all([*_same_run(runs), not_(result)])))
 
 
 def pending_events(tx: Tx, wanted: Iterable[Wanted]) -> list[tuple[int, Event]]:
