@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from stepwell_server.domain.errors import DatabaseSlow
 from stepwell_server.domain.tasks import Handler, TaskKind
 from stepwell_server.domain.times import HOUR, SECOND
 from stepwell_server.engine import tasks as calls
@@ -18,6 +19,7 @@ from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
 from stepwell_server.engine.loops.relay_hints import HintRelay
 from stepwell_server.engine.wakes import DatabaseTime, WakeBus
 from stepwell_server.storage import handlers
+from stepwell_server.storage.database import Fault
 from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.hints import Hint, Hints, NoHints, PostgresqlHints
 from stepwell_server.storage.tasks import Stamp
@@ -201,6 +203,26 @@ async def test_the_sweep_takes_lapsed_leases_back_and_writes_nothing_at_rest(spi
 
     rest = await replica.sweep.once()
     assert rest is not None and not rest.lapsed and not rest.gap
+
+
+async def test_leases_lapse_though_the_next_wakes_take_too_long_to_read(
+    spine: Spine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is a row for every name that was ever used."""
+    replica = Replica(spine)
+    await spine.schedule()
+    await spine.claim_one(ANNA)
+    await replica.sweep.once()
+    await spine.pass_lease_time(11)
+
+    def too_many(tx: Any) -> Any:
+        raise DatabaseSlow("it took too long")
+
+    monkeypatch.setattr(handlers, "next_wakes", too_many)
+    monkeypatch.setattr(spine.db._backend, "classify", lambda error: Fault.TIMEOUT)
+    swept = await replica.sweep.once()
+
+    assert swept is not None and len(swept.lapsed) == 1
 
 
 async def test_replicas_hear_of_each_others_commits(replicas: tuple[Spine, Spine], postgres_url: str) -> None:

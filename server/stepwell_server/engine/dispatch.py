@@ -283,7 +283,7 @@ class Dispatcher:
                 one.cancel()
 
     async def _claim(self, order: ProcessOrder | None = None) -> Sequence[Handed]:
-        """Claim for all our workers at once, with their credits on the table meanwhile. Returns what they were given."""
+        """Claim for all our workers at once, their credits on the table meanwhile. Returns what they were given."""
         seats = self._seats(order)
         if not seats:
             return ()

@@ -10,7 +10,7 @@ from functools import partial
 
 import structlog
 
-from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.errors import DatabaseSlow, StepwellError
 from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.tasks import Handler, Task, TaskKind
 from stepwell_server.domain.times import SECOND, Micros
@@ -77,7 +77,11 @@ class Sweep:
         self.hints.expect_ping()
         was_reachable, mark, owners = self.spine.db.reachable, self.spine.bus.mark(), self.workers.owners()
         try:
-            swept = await self.spine.db.run_tx(partial(self._sweep, owners=owners), _OPTIONS)
+            try:
+                swept = await self.spine.db.run_tx(partial(self._sweep, owners=owners), _OPTIONS)
+            except DatabaseSlow:  # so many names that leases would never lapse
+                log.warning("wakes_not_read")
+                swept = await self.spine.db.run_tx(partial(self._sweep, owners=owners, wakes=False), _OPTIONS)
         except StepwellError as error:
             if was_reachable:
                 log.warning("database_unreachable", reason=error.reason, cause=repr(error.__cause__))
@@ -98,7 +102,7 @@ class Sweep:
             self.spine.announce(committed_by([*swept.lapsed, *swept.given_up], [], swept.at, told))
         return swept
 
-    def _sweep(self, tx: Tx, owners: Sequence[Owner]) -> Swept:
+    def _sweep(self, tx: Tx, owners: Sequence[Owner], *, wakes: bool = True) -> Swept:
         """Without workers a system at rest writes nothing: the lease clock only ticks while something is held."""
         confirmed = sessions.confirm(tx, owners) if owners else set()  # before tasks are locked, as who connects does
         gap, lapsed = False, list[Task]()
@@ -110,11 +114,11 @@ class Sweep:
             if statuses:
                 workflows.copy_status(tx, statuses, tasks.stamp(tx).now)
         self.hints.ping(tx)
-        wakes = handlers.next_wakes(tx)
-        given_up = jobs.fail_unserved(tx, wakes, self.spine.committer.rules)
+        found = handlers.next_wakes(tx) if wakes else []
+        given_up = jobs.fail_unserved(tx, found, self.spine.committer.rules)
         if given_up:
-            wakes = handlers.next_wakes(tx)
-        return Swept(wakes, lapsed, given_up, gap, held, confirmed, sessions.served(tx), tasks.stamp(tx))
+            found = handlers.next_wakes(tx)
+        return Swept(found, lapsed, given_up, gap, held, confirmed, sessions.served(tx), tasks.stamp(tx))
 
     def _interval(self) -> float:
         if not self.spine.db.reachable:
