@@ -81,20 +81,8 @@ class Run:
         topology = self.scenario.topology
         async with open_site(topology, self.folder, self.seed, self.recorder) as site:
             vitals = Vitals(site)
-            watching = asyncio.create_task(vitals.watch())
-            driver = site.driver(self.scenario.workload)
-            await self._registered(site)
-            await driver.start()
-            self._started = time.monotonic()
-            self._stage("warm")
-            await asyncio.sleep(self.scenario.warm * site.lease)
-            self._stage("faults")
-            await self._nemesis(site)
-            await self._heal(site)
-            self._stage("heal")
-            await self._rest(site)
-            await self._tail(site)
-            watching.cancel()
+            async with vitals.watching():
+                await self._break_and_heal(site)
             await vitals.look_at_rest()
             self._stage("snapshot")
             await self._snapshot(site)
@@ -102,6 +90,20 @@ class Run:
         for process in site.processes.values():
             self.recorder.record(*process.troubles())
         return vitals
+
+    async def _break_and_heal(self, site: Site) -> None:
+        driver = site.driver(self.scenario.workload)
+        await self._registered(site)
+        await driver.start()
+        self._started = time.monotonic()
+        self._stage("warm")
+        await asyncio.sleep(self.scenario.warm * site.lease)
+        self._stage("faults")
+        await self._nemesis(site)
+        await self._heal(site)
+        self._stage("heal")
+        await self._rest(site)
+        await self._tail(site)
 
     def _stage(self, name: str) -> None:
         self.say(f"{name}")

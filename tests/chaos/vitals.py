@@ -7,7 +7,8 @@ import os
 import signal
 import time
 from collections import defaultdict
-from contextlib import suppress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -24,6 +25,8 @@ SETTLED = 0.5
 SLACK = 1.05
 """Growth of memory and tables that is called none: allocators and pages are coarse."""
 COARSE_BYTES = 256 * 1024
+A_FEW = 4
+"""Descriptors, threads or tasks that are there or not by chance: who is connected to whom, how busy it ever was."""
 AWAY = (OSError, TimeoutError, asyncpg.InterfaceError, asyncpg.PostgresConnectionError)
 AWAY += (asyncpg.OperatorInterventionError, asyncpg.InsufficientResourcesError)
 """What looking at a database raises that is away, or full."""
@@ -73,11 +76,21 @@ class Vitals:
     site: Site
     looks: list[Look] = field(default_factory=list)
     peak_connections: int = 0
+    _is_over: bool = False
 
-    async def watch(self) -> None:
-        """Look again and again, until cancelled."""
+    @asynccontextmanager
+    async def watching(self) -> AsyncIterator[None]:
+        """Look again and again."""
+        watching = asyncio.create_task(self._watch())
+        try:
+            yield
+        finally:
+            self._is_over = True  # a database that is away may swallow that it is cancelled
+            watching.cancel()
+
+    async def _watch(self) -> None:
         tables_at = 0.0
-        while True:
+        while not self._is_over:
             self._look_at_processes()
             await self._count_connections()
             if time.monotonic() >= tables_at:
@@ -156,10 +169,9 @@ def _figures(process: Running, folder: Path) -> dict[str, float]:
 def _levels(about: str, settled: list[dict[str, float]], last: dict[str, float]) -> list[Level]:
     half = settled[-1]
     most = {name: max(figures.get(name, 0.0) for figures in settled) for name in half}
-    if "rss_kib" in most:
-        most["rss_kib"] *= SLACK
     if "bytes" in most:
         fuller = last["rows"] / max(half["rows"], 1)
-        most["bytes"] = max(most["bytes"], half["bytes"] * fuller) * SLACK + COARSE_BYTES
-        most["rows"] = max(most["rows"], last["rows"])  # what has ended is kept
+        larger = max(most["bytes"], half["bytes"] * fuller) * SLACK + COARSE_BYTES
+        return [Level(f"{about} ({last['rows']:.0f} rows)", "bytes", half["bytes"], last["bytes"], larger)]
+    most = {name: most[name] * SLACK if name == "rss_kib" else most[name] + A_FEW for name in most}
     return [Level(about, name, half[name], last.get(name, 0.0), most[name]) for name in half]

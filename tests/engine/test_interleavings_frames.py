@@ -22,7 +22,7 @@ from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.groups import HotCall
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.storage.failpoints import AFTER_COMMIT
-from tests.support.faults import Rates, faulty
+from tests.support.faults import FaultyBackend, Rates, faulty
 from tests.support.runs import (
     ANNA,
     BEGIN,
@@ -427,6 +427,26 @@ async def test_frames_over_a_stream_whose_commits_are_of_unknown_outcome_count_o
         steps = sorted((await healthy.steps()).values(), key=lambda step: step.position)
         assert [step.name for step in steps] == [f"s{number}" for number in range(12)]
         assert backend.fired["execute_then_fail"] > 0 and Verdict.REPEATED in answers
+
+
+async def test_a_worker_that_goes_on_reporting_while_the_database_is_away_is_not_read(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(connections, "LANES_BYTES", 1100)
+    connection, mine = await streamed(engine)
+    backend = engine.db._backend
+    engine.db._backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
+    for number in range(6):
+        await connection.report(mine.held, mine.frames(done(f"s{number}")))
+        await until(lambda: connection._lanes)
+    stuck = asyncio.create_task(connection.report(mine.held, mine.frames(done("one more"))))
+    await asyncio.sleep(0)
+    assert not stuck.done()
+
+    engine.db._backend = backend
+    await stuck
+    await until(lambda: not connection._lanes)
+    assert len(await engine.steps()) == 7
 
 
 async def test_a_batch_that_its_run_paused_in_is_acknowledged_again(engine: Engine) -> None:

@@ -33,6 +33,8 @@ ACKS_COLLECTED = 0.02
 """Seconds for which an acknowledgement waits for the task's first frames, which renew its lease all the same."""
 SHORTEST_RETRY = 0.1
 LONGEST_RETRY = 2.0
+LANES_BYTES = 16 * 1024 * 1024
+"""Frames of a worker that wait for the database, in all, before no more are read."""
 
 _TRY_AGAIN = (DatabaseUnavailable, ServerBusy, Conflict)
 
@@ -210,6 +212,9 @@ class Connection:
         """Commit frames about one task; the answers go out by themselves."""
         self._arrived.pop(held, None)
         call = ReportFrames(held, self.owner.session_id, frames, sum(frame.size for frame in frames))
+        while sum(one.size for lane in self._lanes.values() for one in lane) > LANES_BYTES:
+            # Until a lane is empty the stream is not read: the worker has to wait.
+            await asyncio.wait(self._retries, return_when=asyncio.FIRST_COMPLETED)
         lane = self._lanes.get(held.task_id)
         if lane is not None:  # an earlier one waits for the database: keep the order
             lane.append(call)
