@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.chaos.hook_simulation import run_hooks
 from tests.chaos.records import (
+    NOBODY,
     Call,
     Change,
     Effect,
@@ -94,9 +95,9 @@ class Toy:
         self.write(Call(**about, mono_ns=self.mono(), **answer))
         return request_id
 
-    def fault(self, name: str, phase: Any = "begin") -> None:
+    def fault(self, name: str, phase: Any = "begin", target: str = "worker-1") -> None:
         """Something breaks, or is whole again."""
-        self.write(Fault(name, "worker-1", phase, self.mono(), self.now))
+        self.write(Fault(name, target, phase, self.mono(), self.now))
 
     # ---- an instance
 
@@ -384,16 +385,17 @@ def _event_rows(source: Any, one: Instance) -> list[EventRow]:
 def history(seed: int) -> History:
     """A legal history: everything that can happen to an instance, in some order, some of it more than once."""
     toy = Toy(seed)
-    toy.write(
-        Plan(seed, LEASE, "sqlite", {"create": 18, "event": 10}, {"F01": 1, "F02": 1}, {"zombie-reports": 1}, slots=4)
-    )
+    meant = ({"create": 18, "event": 10}, {"F01": 1, "F02": 1, "F75": 1}, {"zombie-reports": 1})
+    toy.write(Plan(seed, LEASE, "sqlite", *meant, slots=4, excuse=toy.rng.random() < 0.5))
     toy.write(Stage("warm", toy.mono(), toy.now))
+    toy.fault("F75", target=NOBODY)
     run_hooks(toy)
     twists = [*TWISTS, *toy.rng.choices(TWISTS, k=toy.rng.randint(0, 3))]
     toy.rng.shuffle(twists)
     for twist in twists:
         toy.run(twist)
         toy.scan()
+    toy.fault("F75", "end", NOBODY)
     toy.write(Stage("heal", toy.mono(), toy.now), Stage("quiet", toy.mono(), toy.now))
     for one in toy.instances:
         if one.row["workflow"] == "order" and not one.has_task:

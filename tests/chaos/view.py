@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from tests.chaos.records import (
+    NOBODY,
     Call,
     Change,
     Effect,
@@ -83,11 +85,6 @@ class Execution:
 
     start: Effect
     end: Effect | None
-
-    @property
-    def returned(self) -> bool:
-        """Whether it came to a result."""
-        return self.end is not None and self.end.phase == "end"
 
 
 @dataclass(slots=True)
@@ -163,14 +160,21 @@ class View:
         self._tell()
 
     @cached_property
-    def excused(self) -> list[tuple[int, int]]:
-        """When something was broken, or not yet healed, by the wall clock: nothing is late then."""
-        heal = self.plan.heal_us or 2 * self.plan.lease_us
-        return [(begin.wall_us, end + heal) for begin, end in windows(self.faults)]
+    def broken(self) -> list[tuple[int, int]]:
+        """When something was broken, or not yet healed, by the wall clock."""
+        real = [fault for fault in self.faults if fault.target != NOBODY]
+        return [(begin.wall_us, end + self._heal_us) for begin, end in windows(real)]
 
-    def is_excused(self, begin_us: int, end_us: int) -> bool:
-        """Whether something was broken between the two."""
-        return any(begin <= end_us and begin_us <= end for begin, end in self.excused)
+    def patience_us(self, begin_us: int, end_us: int) -> float:
+        """How long what is due at the first may take until the second: longer if something was broken meanwhile."""
+        patience = self.plan.lateness_us or self.plan.lease_us
+        if not any(begin <= end_us and begin_us <= end for begin, end in self.broken):
+            return patience
+        return math.inf if self.plan.excuse else patience + self._heal_us
+
+    @property
+    def _heal_us(self) -> int:
+        return self.plan.heal_us or 2 * self.plan.lease_us
 
     @cached_property
     def claims(self) -> list[Change]:
