@@ -12,6 +12,7 @@ from tests.chaos.records import (
     Exit,
     Fault,
     InstanceRow,
+    Plan,
     Scan,
     Seen,
     Stage,
@@ -143,6 +144,12 @@ def the_zombie_never_reported(forger: Forger) -> None:
 def hardly_anything_was_acknowledged(forger: Forger) -> None:
     for call in forger.all(Call, op="event", phase="ok"):
         forger.alter(call, phase="info", code="UNAVAILABLE")
+
+
+@breaks("")
+def repetitions_are_all_that_was_answered(forger: Forger) -> None:
+    plan = forger.any(Plan)
+    forger.alter(plan, operations=plan.operations | {"create": len(forger.all(Call, op="create", phase="invoke"))})
 
 
 @breaks("")
