@@ -11,20 +11,29 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.chaos import figures
-from tests.chaos.invariants import api, events, hooks, liveness, timers, wakes, workflows
+from tests.chaos.invariants import api, events, hooks, liveness, losses, timers, wakes, workflows
 from tests.chaos.records import Count, History, load
 from tests.chaos.verdicts import Verdict
 from tests.chaos.view import View
 
-CHECKS = (workflows.check, timers.check, events.check, hooks.check, wakes.check, api.check, liveness.check)
+CHECKS = (
+    workflows.check,
+    timers.check,
+    events.check,
+    hooks.check,
+    wakes.check,
+    api.check,
+    losses.check,
+    liveness.check,
+)
 
 ENOUGH = 0.8
 """Part of the planned requests that must have been answered."""
 
 OVERLAPS: dict[str, Callable[[View], int]] = {
-    "zombies": figures.zombies,
     "zombie-reports": figures.zombie_reports,
     "takeovers": figures.takeovers,
+    "exhausted": figures.exhausted,
     "near-deadline": figures.near_deadline,
     "repeats": figures.repeats,
 }

@@ -33,6 +33,8 @@ from tests.chaos.records import (
 
 ENDED = ("complete", "errored", "terminated")
 FINAL = ("completed", "errored")
+EXHAUSTED = "StepMaxAttemptsExceeded"
+"""The error of a step whose executions were all lost."""
 
 ALMOST = 0.75
 """Part of its room from which on a worker counts as full."""

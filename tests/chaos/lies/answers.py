@@ -21,6 +21,7 @@ from tests.chaos.records import (
     Trouble,
 )
 from tests.chaos.simulation import LEASE
+from tests.chaos.view import EXHAUSTED
 
 
 @breaks("A1")
@@ -126,6 +127,19 @@ def a_server_writes_a_traceback(forger: Forger) -> None:
     forger.add(Trouble("server", "Traceback (most recent call last)", 1))
 
 
+# ---- runs in which nobody was to be lost
+
+
+@breaks("O1")
+def a_step_is_executed_twice_though_nobody_was_lost(forger: Forger) -> None:
+    forger.alter(forger.any(Plan), once=True)
+
+
+@breaks("O2")
+def a_lease_is_taken_over_though_nobody_was_lost(forger: Forger) -> None:
+    forger.alter(forger.any(Plan), takeovers_at_most=0)
+
+
 # ---- runs that prove nothing
 
 
@@ -138,6 +152,11 @@ def a_fault_never_happened(forger: Forger) -> None:
 def the_zombie_never_reported(forger: Forger) -> None:
     for key, step, value in forger.zombies():
         forger.drop(*forger.all(Effect, key=key, step=step, value=value))
+
+
+@breaks("")
+def no_step_was_exhausted(forger: Forger) -> None:
+    forger.alter_rows(StepRow, {"error_name": EXHAUSTED}, error_name="Another")
 
 
 @breaks("")
