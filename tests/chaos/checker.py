@@ -11,13 +11,26 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.chaos import figures
-from tests.chaos.invariants import api, events, hooks, liveness, losses, timers, wakes, workflows
+from tests.chaos.invariants import (
+    api,
+    attempts,
+    events,
+    hooks,
+    leases,
+    liveness,
+    losses,
+    timers,
+    wakes,
+    workflows,
+)
 from tests.chaos.records import Count, History, load
 from tests.chaos.verdicts import Verdict
 from tests.chaos.view import View
 
 CHECKS = (
     workflows.check,
+    leases.check,
+    attempts.check,
     timers.check,
     events.check,
     hooks.check,
