@@ -246,7 +246,8 @@ class Toy:
         self.suspend(one, due)
         if twist == "paused":
             self.move(one, "paused", status="parked")
-            self.call("pause", one.key, {}, value=self.told(one), revision=one.task["revision"])
+            paused = {"value": self.told(one), "revision": one.task["revision"]}
+            self.call("pause", one.key, {}, self.call("pause", one.key, {}, **paused), **paused)
             self.now = due + 5 * LEASE
             self.move(one, "queued", status="pending", reason="resume", run_at=self.now)
             self.call("resume", one.key, {}, value=self.told(one), revision=one.task["revision"])

@@ -7,6 +7,7 @@ from dataclasses import replace
 from tests.chaos.lies.forger import Forger, breaks
 from tests.chaos.records import (
     Call,
+    Change,
     Effect,
     EventRow,
     Exit,
@@ -53,13 +54,19 @@ def a_watcher_is_not_told_of_the_end(forger: Forger) -> None:
     forger.drop(forger.any(Seen, status="complete"))
 
 
+@breaks("A1")
+def a_repeated_pause_is_answered_otherwise(forger: Forger) -> None:
+    told = forger.any(Call, op="pause", phase="ok")
+    forger.alter(told, value=told.value | {"created_at": 1})
+
+
 @breaks("A4")
 def a_worker_is_handed_too_much(forger: Forger) -> None:
-    end = forger.any(Effect, phase="end", step="first")
-    start = forger.any(Effect, phase="start", execution=end.execution)
-    for number in range(5):
-        key = f"default/order/nobody-{number}"
-        forger.add(*(replace(one, execution=f"lie-{number}", key=key) for one in (start, end)))
+    held = forger.any(Change, table="tasks", status="processing", change="update")
+    for number in range(10**6, 10**6 + 5):
+        begun = replace(held, seq=number, row=held.row | {"id": number, "fence": number})
+        kept = {"locked_until": begun.row["locked_until"] + 1, "connection": 2}
+        forger.add(begun, replace(begun, seq=number + 100, row=begun.row | kept))
 
 
 @breaks("A5")
