@@ -112,7 +112,7 @@ class Toy:
         row |= {"ended_fence": None}
         task = {"id": number, "run_number": 0, "status": "pending", "fence": 0, "revision": 1, "reason": "run"}
         task |= {"stop": "none", "session_id": None, "connection": None, "locked_until": None, "acked": False}
-        task |= {"run_at": self.now, "open_steps": "", "frame_number": 0, "interruptions": 0}
+        task |= {"run_at": self.now, "open_steps": "", "frame_number": 0, "interruptions": 0, "priority": 1}
         instance = Instance(key, task, row)
         self.instances.append(instance)
         self.change("workflow_instances", row, "insert")

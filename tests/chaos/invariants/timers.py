@@ -100,16 +100,24 @@ def is_late(view: View, story: Story, due_us: int, done_us: int) -> bool:
     patience = view.patience_us(due_us, done_us)
     if done_us - due_us <= patience or view.plan.clock_steps or story.was_paused(due_us, done_us):
         return False
-    return _was_forgotten(view, due_us, done_us, patience)
+    return _was_forgotten(view, due_us, done_us, patience, _priority(story, done_us))
 
 
-def _was_forgotten(view: View, due_us: int, fired_us: int, bound: float) -> bool:
-    """Whether somebody who could have fired a timer did something else: took what was due later, or nothing at all.
+def _priority(story: Story, at_us: int) -> int:
+    """How urgent it was when it last waited for a worker: the less, the more. 0 if it had one."""
+    waited = [task for task in story.tasks if task.at_us <= at_us and task.change != "delete"]
+    return int(waited[-1].row["priority"]) if waited and waited[-1].row["status"] == "pending" else 0
+
+
+def _was_forgotten(view: View, due_us: int, fired_us: int, bound: float, priority: int) -> bool:
+    """Whether somebody who could have fired a timer did something else: took what was due later and is not more
+    urgent, or nothing at all.
 
     All workers may simply be busy with what was due before.
     """
     meanwhile = [claim for claim in view.claims if due_us < claim.at_us < fired_us]
-    if any(claim.row["run_at"] > due_us and claim.at_us < fired_us - bound for claim in meanwhile):
+    later = [claim for claim in meanwhile if claim.row["run_at"] > due_us and claim.row["priority"] >= priority]
+    if any(claim.at_us < fired_us - bound for claim in later):
         return True
     moments = [due_us, *(claim.at_us for claim in meanwhile), fired_us]
     gaps = [(before, after) for before, after in pairwise(moments) if after - before > bound]
