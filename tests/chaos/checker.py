@@ -6,24 +6,47 @@ python -m tests.chaos.checker FOLDER
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from tests.chaos import figures
-from tests.chaos.invariants import api, events, hooks, liveness, timers, wakes, workflows
+from tests.chaos.invariants import (
+    api,
+    attempts,
+    events,
+    hooks,
+    leases,
+    liveness,
+    losses,
+    timers,
+    wakes,
+    workflows,
+)
 from tests.chaos.records import Count, History, load
 from tests.chaos.verdicts import Verdict
 from tests.chaos.view import View
 
-CHECKS = (workflows.check, timers.check, events.check, hooks.check, wakes.check, api.check, liveness.check)
+CHECKS = (
+    workflows.check,
+    leases.check,
+    attempts.check,
+    timers.check,
+    events.check,
+    hooks.check,
+    wakes.check,
+    api.check,
+    losses.check,
+    liveness.check,
+)
 
 ENOUGH = 0.8
-"""Part of the planned calls that must have been acknowledged."""
+"""Part of the planned requests that must have been answered."""
 
 OVERLAPS: dict[str, Callable[[View], int]] = {
-    "zombies": figures.zombies,
     "zombie-reports": figures.zombie_reports,
     "takeovers": figures.takeovers,
+    "exhausted": figures.exhausted,
     "near-deadline": figures.near_deadline,
     "repeats": figures.repeats,
 }
@@ -60,17 +83,19 @@ def _doubts(view: View) -> Iterator[str]:
 
 
 def _calls_missing(view: View) -> Iterator[str]:
+    """Too few requests were answered or acknowledged. One that was repeated counts once, and more than planned do not
+    make up for those that are missing."""
     planned = view.plan.operations
     calls = [call for call in view.calls if call.op in planned]
-    answered = len({call.request_id for call in calls if call.is_ok or call.is_refused})
-    repeated = len(calls) - len({call.request_id for call in calls})
-    if answered + repeated < ENOUGH * sum(planned.values()):
-        yield f"{answered} calls of {sum(planned.values())} were answered"
+    known = {(call.op, call.request_id) for call in calls if call.is_ok or call.is_refused}
+    counted = Counter(op for op, _ in known)
+    answered = sum(min(counted[op], wanted) for op, wanted in planned.items())
+    if answered < ENOUGH * sum(planned.values()):
+        yield f"{answered} requests of {sum(planned.values())} were answered"
+    acked = Counter(op for op, _ in {(call.op, call.request_id) for call in calls if call.is_ok})
     for op, wanted in planned.items():
-        acked = sum(call.op == op and call.is_ok for call in calls)
-        least = min(view.plan.least_per_operation, wanted // 2)
-        if acked < least:
-            yield f"{acked} of {wanted} calls of {op} were acknowledged"
+        if acked[op] < min(view.plan.least_per_operation, wanted // 2):
+            yield f"{acked[op]} of {wanted} requests of {op} were acknowledged"
 
 
 def overlap(view: View, name: str) -> int:

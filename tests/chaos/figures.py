@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
 from tests.chaos.invariants import hooks
 from tests.chaos.invariants.timers import firings
 from tests.chaos.records import Fault, HookRow
-from tests.chaos.view import Story, View
+from tests.chaos.view import EXHAUSTED, Execution, Story, View
 
 NEAR_US = 20_000
 """An event this close to a deadline is a race."""
@@ -27,8 +28,8 @@ def of(view: View) -> dict[str, Any]:
         "codes": dict(codes.most_common()),
         "faults": dict(sorted(Counter(fault.fault for fault in view.faults if fault.phase == "begin").items())),
         "takeovers": takeovers(view),
-        "zombies": zombies(view),
         "zombie reports": zombie_reports(view),
+        "exhausted steps": exhausted(view),
         "repeated requests": repeats(view),
         "events near a deadline": near_deadline(view),
         "executions per step": executions_per_step(view),
@@ -65,25 +66,6 @@ def zombie_reports(view: View) -> int:
     return late
 
 
-def zombies(view: View) -> int:
-    """Bodies under way when another lease of their instance executed something, and whose workers lived on."""
-    last: dict[str, int] = {}
-    for one in view.executions:
-        last[one.start.worker] = max(last.get(one.start.worker, 0), one.start.mono_ns)
-    found = 0
-    for story in view.stories.values():
-        every = [one for executions in story.executions.values() for one in executions]
-        for old in every:
-            since = [
-                new.start.mono_ns
-                for new in every
-                if (new.start.fence or 0) > (old.start.fence or 0) and new.start.mono_ns > old.start.mono_ns
-            ]
-            open_then = since and (old.end is None or old.end.mono_ns > min(since))
-            found += bool(open_then and last[old.start.worker] > min(since))
-    return found
-
-
 def takeovers(view: View) -> int:
     """Leases that ended because their holder was lost."""
     return sum(
@@ -93,6 +75,11 @@ def takeovers(view: View) -> int:
         for story in view.stories.values()
         for before, after in pairwise(story.tasks)
     )
+
+
+def exhausted(view: View) -> int:
+    """Steps that ended because their holders were lost as often as they may be executed."""
+    return sum(step.error_name == EXHAUSTED for story in view.stories.values() for step in story.final_steps.values())
 
 
 def near_deadline(view: View) -> int:
@@ -113,12 +100,16 @@ def repeats(view: View) -> int:
 
 
 def executions_per_step(view: View) -> dict[str, int]:
-    """How many steps had how many executions that neither failed on purpose nor were the first after such a failure."""
+    """How many steps had how many executions that did not fail on purpose."""
     counted: Counter[int] = Counter()
     for story in view.stories.values():
-        for executions in story.executions.values():
-            counted[sum(one.end is None or one.end.phase == "end" for one in executions)] += 1
+        counted.update(completing(executions) for executions in story.executions.values())
     return {str(times): counted[times] for times in sorted(counted)}
+
+
+def completing(executions: Sequence[Execution]) -> int:
+    """How many of these did not fail on purpose."""
+    return sum(one.end is None or one.end.phase == "end" for one in executions)
 
 
 def recovery(view: View) -> dict[str, float]:

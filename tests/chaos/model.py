@@ -193,8 +193,8 @@ def programs(order: Order) -> list[Program]:
 
 
 def operations(workload: Workload, drawn: list[Order]) -> dict[str, int]:
-    """The calls that clients mean to make."""
-    planned = {"create": len(drawn) + sum(order.twice for order in drawn)}
+    """The requests that clients mean to make."""
+    planned = {"create": len(drawn)}
     events = (workload.shots if order.aimed else 1 for order in drawn if order.workflow != POISON)
     planned["event"] = sum(events)
     if workload.hooks:

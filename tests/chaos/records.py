@@ -23,6 +23,9 @@ from typing import Any, Literal, TypeAlias, TypeVar
 
 Row: TypeAlias = dict[str, Any]
 
+NOBODY = "-"
+"""The target of a fault that breaks nothing."""
+
 
 def key_of(namespace: str, workflow: str, instance_id: str) -> str:
     """What an instance is called in every fact."""
@@ -40,7 +43,7 @@ class Plan:
     lease_us: int
     database: Literal["sqlite", "postgresql"]
     operations: dict[str, int]
-    """Calls that the clients mean to make, by op. Reads and retries are not planned, so they are not counted."""
+    """Requests that the clients mean to make, by op. Reads are not planned, and one that is repeated is still one."""
     faults: dict[str, int] = field(default_factory=dict)
     """How often each fault ("F01") must have begun, at least."""
     overlaps: dict[str, int] = field(default_factory=dict)
@@ -57,6 +60,12 @@ class Plan:
     """Runs that one worker takes at once. 0: not checked."""
     clock_steps: bool = False
     """The database's clock is moved during the run, so that its stamps go back."""
+    excuse: bool = True
+    """What is late during a fault is excused. False: it may be later only by as long as a fault may take to heal."""
+    once: bool = False
+    """Nothing may be executed twice: nobody was lost."""
+    takeovers_at_most: int | None = None
+    """Most leases that may end because their holders were lost. None: any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,6 +215,7 @@ class Fault:
     fault: str
     """As in the matrix: "F01"."""
     target: str
+    """NOBODY: nothing is broken; what goes wrong is part of the site or the workload."""
     phase: Literal["begin", "end"]
     mono_ns: int
     wall_us: int

@@ -37,8 +37,8 @@ class Outcome:
 
     @property
     def status(self) -> Status:
-        """The verdict, and whether what nobody interrupted was done once, and what should stay as it was has."""
-        return "invalid" if (self.scenario.once and self.repeated) or self.grown else self.verdict.status
+        """The verdict, and whether what should stay as it was has."""
+        return "invalid" if self.grown else self.verdict.status
 
     @property
     def fired(self) -> Counter[str]:

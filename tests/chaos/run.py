@@ -121,6 +121,7 @@ class Run:
                 overlaps=scenario.overlaps,
                 slots=SLOTS,
                 clock_steps=scenario.topology.clock,
+                once=scenario.once,
                 drain_leases=scenario.drain_leases,
                 lateness_us=round(scenario.patience * scenario.topology.lease * 1_000_000),
                 heal_us=round(2 * scenario.patience * scenario.topology.lease * 1_000_000),

@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import Any
 
 from tests.chaos.hook_simulation import run_hooks
 from tests.chaos.records import (
+    NOBODY,
     Call,
     Change,
     Effect,
@@ -31,13 +32,15 @@ from tests.chaos.records import (
     StepRow,
     TaskRow,
 )
+from tests.chaos.view import EXHAUSTED
 
 SECOND = 1_000_000
 LEASE = 3 * SECOND
 LIMIT = 3
 """Most executions of a step."""
-TWISTS = ("plain", "killed", "frozen", "paused", "restarted", "terminated", "late event", "early event", "open")
-"""What happens to an instance."""
+TWISTS = ("plain", "paused", "restarted", "terminated", "late event", "early event", "open")
+LOSSES = ("killed", "frozen", "unbegun", "interrupted", "exhausted")
+"""What happens to an instance: to its first body, in case of losses."""
 
 
 @dataclass(slots=True)
@@ -94,9 +97,9 @@ class Toy:
         self.write(Call(**about, mono_ns=self.mono(), **answer))
         return request_id
 
-    def fault(self, name: str, phase: Any = "begin") -> None:
+    def fault(self, name: str, phase: Any = "begin", target: str = "worker-1") -> None:
         """Something breaks, or is whole again."""
-        self.write(Fault(name, "worker-1", phase, self.mono(), self.now))
+        self.write(Fault(name, target, phase, self.mono(), self.now))
 
     # ---- an instance
 
@@ -106,9 +109,10 @@ class Toy:
         row = {"id": number, "namespace": "default", "workflow": workflow, "instance_id": name, "run_number": 0}
         row |= {"status": "queued", "output": None, "error_name": None, "created_at": self.now, "updated_at": self.now}
         row |= {"started_at": None, "ended_at": None, "revision": 0, "params": "{}", "labels": "{}"}
+        row |= {"ended_fence": None}
         task = {"id": number, "run_number": 0, "status": "pending", "fence": 0, "revision": 1, "reason": "run"}
         task |= {"stop": "none", "session_id": None, "connection": None, "locked_until": None, "acked": False}
-        task |= {"run_at": self.now, "open_steps": "", "frame_number": 0}
+        task |= {"run_at": self.now, "open_steps": "", "frame_number": 0, "interruptions": 0, "priority": 1}
         instance = Instance(key, task, row)
         self.instances.append(instance)
         self.change("workflow_instances", row, "insert")
@@ -140,10 +144,11 @@ class Toy:
         lease = {"session_id": session, "connection": 1, "locked_until": self.now + LEASE, "acked": False}
         self.move(one, "running", status="processing", fence=self.fence, **lease)
 
-    def lapse(self, one: Instance) -> None:
+    def lapse(self, one: Instance, interruptions: int = 0) -> None:
         """The lease is over, and another takes it."""
         self.now = max(self.now, one.task["locked_until"] + 1)
-        self.move(one, "queued", status="pending", reason="takeover", session_id=None, locked_until=None)
+        free = {"session_id": None, "locked_until": None, "interruptions": interruptions}
+        self.move(one, "queued", status="pending", reason="takeover", **free)
         self.claim(one, "worker-2")
 
     def suspend(self, one: Instance, due: int) -> None:
@@ -159,7 +164,7 @@ class Toy:
             row = {"task_id": one.row["id"], "run_number": place[0], "name": name, "type": type_, "attempts": 0}
             row |= {"result": None, "error_name": None, "wake_at": None, "next_retry_at": None, "event_type": ""}
             one.steps[place] = row | {"created_at": self.now, "max_attempts": LIMIT, "timeout": None}
-        one.task["revision"] += 1
+        one.task |= {"revision": one.task["revision"] + 1, "open_steps": "", "interruptions": 0}
         one.steps[place] |= {"updated_at": self.now, "revision": one.task["revision"]} | columns
         self.change("workflow_steps", one.steps[place], "insert" if is_new else "update")
         self.change("tasks", one.task)
@@ -167,48 +172,72 @@ class Toy:
 
     # ---- what runs do
 
+    def open(self, one: Instance, name: str) -> int:
+        """Note that a body is about to begin. Returns the number of its execution."""
+        attempt = one.steps.get((one.row["run_number"], name), {"attempts": 0})["attempts"] + 1
+        attempt += one.task["interruptions"]
+        one.task |= {"acked": True, "open_steps": json.dumps([[name, attempt]])}
+        self.change("tasks", one.task)
+        return int(attempt)
+
     def begin(self, one: Instance, name: str) -> Effect:
         """A body begins."""
-        worker = one.task["session_id"]
-        if not one.task["acked"]:
-            one.task["acked"] = True
-            self.change("tasks", one.task)
+        attempt, worker = self.open(one, name), one.task["session_id"]
         about = (f"execution-{self.number()}", one.key, one.row["run_number"], name, "start", worker, self.mono())
-        start = Effect(*about, attempt=1, fence=one.task["fence"])  # type: ignore[arg-type]
+        start = Effect(*about, attempt=attempt, fence=one.task["fence"])  # type: ignore[arg-type]
         self.write(start)
         return start
 
     def end(self, start: Effect, phase: Any = "end") -> str:
         """A body ends. Returns its result."""
         value = json.dumps({"execution": start.execution})
-        about = (start.execution, start.key, start.run, start.step, phase, start.worker, self.mono())
-        self.write(Effect(*about, attempt=1, fence=start.fence, value=value if phase == "end" else None))
+        self.write(replace(start, phase=phase, mono_ns=self.mono(), value=value if phase == "end" else None))
         return value
 
     def do(self, one: Instance, name: str, twist: str = "") -> None:
-        """A step with a body: its worker is killed or frozen on the way, if the twist says so."""
-        start, attempts = self.begin(one, name), 1
-        if twist in ("killed", "frozen"):
-            self.fault("F01" if twist == "killed" else "F02")
-            self.lapse(one)
-            self.step(one, name, "do", status="pending", attempts=1)
-            again, attempts = self.begin(one, name), 2
-            if twist == "frozen":
-                self.fault("F02", "end")
-                self.end(start)
-            start = again
-        self.step(one, name, "do", status="completed", attempts=attempts, result=self.end(start))
+        """A step with a body: its worker is lost before it or in it, if the twist says so."""
+        match twist:
+            case "killed" | "frozen":
+                start = self.begin(one, name)
+                self.lose(one, name, "F01" if twist == "killed" else "F02")
+            case "unbegun":
+                self.lose(one, name, "F01", self.open(one, name))
+            case "interrupted":
+                one.task["acked"] = True
+                self.change("tasks", one.task)
+                self.fault("F01")
+                self.lapse(one, interruptions=1)
+        last = self.begin(one, name)
+        if twist == "frozen":
+            self.fault("F02", "end")
+            self.end(start)
+        self.step(one, name, "do", status="completed", attempts=last.attempt, result=self.end(last))
+
+    def lose(self, one: Instance, name: str, fault: str, attempt: int = 1, **columns: Any) -> None:
+        """The holder is lost, and whoever takes over counts the execution that was open."""
+        self.fault(fault)
+        self.lapse(one)
+        self.step(one, name, "do", attempts=attempt, **{"status": "pending"} | columns)
+
+    def exhaust(self, one: Instance, name: str) -> None:
+        """A step that no worker survives."""
+        for attempt in range(1, LIMIT):
+            self.begin(one, name)
+            self.lose(one, name, "F01", attempt)
+        self.begin(one, name)
+        self.lose(one, name, "F01", LIMIT, status="errored", error_name=EXHAUSTED)
 
     def fail(self, one: Instance, name: str) -> None:
         """A step that fails once and is tried again."""
         self.end(self.begin(one, name), "fail")
         due = self.now + SECOND // 10
-        self.step(one, name, "do", status="waiting", attempts=1, next_retry_at=due)
+        self.step(one, name, "do", status="waiting", attempts=1, next_retry_at=due, error_name="Oops")
         self.suspend(one, due)
         self.now = due
         self.claim(one)
         self.step(one, name, "do", status="pending", next_retry_at=None)
-        self.step(one, name, "do", status="completed", attempts=2, result=self.end(self.begin(one, name)))
+        done = {"result": self.end(self.begin(one, name)), "error_name": None}
+        self.step(one, name, "do", status="completed", attempts=2, **done)
 
     def sleep(self, one: Instance, name: str, twist: str = "") -> None:
         """A sleep, in which somebody pauses and resumes the instance, if the twist says so."""
@@ -217,7 +246,8 @@ class Toy:
         self.suspend(one, due)
         if twist == "paused":
             self.move(one, "paused", status="parked")
-            self.call("pause", one.key, {}, value=self.told(one), revision=one.task["revision"])
+            paused = {"value": self.told(one), "revision": one.task["revision"]}
+            self.call("pause", one.key, {}, self.call("pause", one.key, {}, **paused), **paused)
             self.now = due + 5 * LEASE
             self.move(one, "queued", status="pending", reason="resume", run_at=self.now)
             self.call("resume", one.key, {}, value=self.told(one), revision=one.task["revision"])
@@ -268,6 +298,7 @@ class Toy:
         self.mono()
         one.row |= {"status": status, "output": output, "ended_at": self.now, "updated_at": self.now}
         one.row["revision"] = one.task["revision"] + 1
+        one.row["ended_fence"] = None if status == "terminated" else one.task["fence"]
         self.change("workflow_instances", one.row)
         self.change("tasks", one.task, "delete")
         one.has_task = False
@@ -282,7 +313,7 @@ class Toy:
         revision = one.task["revision"] + 1
         one.row |= {"run_number": one.row["run_number"] + 1, "status": "queued", "updated_at": self.now}
         one.task |= {"run_number": one.row["run_number"], "status": "pending", "fence": self.fence, "reason": "run"}
-        one.task |= {"session_id": None, "locked_until": None, "revision": revision}
+        one.task |= {"session_id": None, "locked_until": None, "revision": revision, "open_steps": ""}
         self.change("tasks", one.task)
         self.change("workflow_instances", one.row)
         self.call("restart", one.key, {}, value=self.told(one), revision=revision)
@@ -295,9 +326,13 @@ class Toy:
         child = f"default/parcel/{one.row['instance_id']}-parcel"
         steps = {"first": LIMIT, "flaky": LIMIT, "nap": None, "approval": None, "spawn": LIMIT}
         output = ["first", "flaky", "spawn"]
-        ends = ["terminated"] if twist == "terminated" else [] if twist == "open" else ["complete"]
+        ends = {"terminated": ["terminated"], "open": [], "exhausted": ["errored"]}.get(twist, ["complete"])
         self.write(Program(one.key, ends, dict(steps), output, {"spawn": child}))
         self.claim(one)
+        if twist == "exhausted":
+            self.exhaust(one, "first")
+            self.finish(one, "errored")
+            return
         self.do(one, "first", twist)
         if twist == "restarted":
             self.restart(one)
@@ -384,16 +419,17 @@ def _event_rows(source: Any, one: Instance) -> list[EventRow]:
 def history(seed: int) -> History:
     """A legal history: everything that can happen to an instance, in some order, some of it more than once."""
     toy = Toy(seed)
-    toy.write(
-        Plan(seed, LEASE, "sqlite", {"create": 18, "event": 10}, {"F01": 1, "F02": 1}, {"zombie-reports": 1}, slots=4)
-    )
+    meant = ({"create": 18, "event": 10}, {"F01": 1, "F02": 1, "F75": 1}, {"zombie-reports": 1, "exhausted": 1})
+    toy.write(Plan(seed, LEASE, "sqlite", *meant, slots=4, excuse=toy.rng.random() < 0.5))
     toy.write(Stage("warm", toy.mono(), toy.now))
+    toy.fault("F75", target=NOBODY)
     run_hooks(toy)
-    twists = [*TWISTS, *toy.rng.choices(TWISTS, k=toy.rng.randint(0, 3))]
+    twists = [*TWISTS, *LOSSES, *toy.rng.choices(TWISTS + LOSSES, k=toy.rng.randint(0, 3))]
     toy.rng.shuffle(twists)
     for twist in twists:
         toy.run(twist)
         toy.scan()
+    toy.fault("F75", "end", NOBODY)
     toy.write(Stage("heal", toy.mono(), toy.now), Stage("quiet", toy.mono(), toy.now))
     for one in toy.instances:
         if one.row["workflow"] == "order" and not one.has_task:

@@ -19,7 +19,7 @@ INVARIANTS = [
     *("T1", "T2", "T3", "E1", "E2", "E3", "E4", "E5"),
     *(f"A{number}" for number in range(1, 8)),
     *(f"H{number}" for number in range(1, 6)),
-    *("R1", "R2", "R3", "L1", "L2", "P1"),
+    *("R1", "R2", "R3", "L1", "L2", "O1", "O2", "P1"),
 ]
 
 

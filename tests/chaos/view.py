@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from itertools import pairwise
 from typing import Any, TypeAlias
 
 from tests.chaos.records import (
+    NOBODY,
     Call,
     Change,
     Effect,
@@ -31,6 +33,8 @@ from tests.chaos.records import (
 
 ENDED = ("complete", "errored", "terminated")
 FINAL = ("completed", "errored")
+EXHAUSTED = "StepMaxAttemptsExceeded"
+"""The error of a step whose executions were all lost."""
 
 ALMOST = 0.75
 """Part of its room from which on a worker counts as full."""
@@ -79,15 +83,15 @@ class Invocation:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """One execution of a body. `end` is None if it was killed or cancelled."""
+    """One execution of a body. `end` is None if it was killed or cancelled, or failed unasked."""
 
     start: Effect
     end: Effect | None
 
-    @property
-    def returned(self) -> bool:
-        """Whether it came to a result."""
-        return self.end is not None and self.end.phase == "end"
+    def returned(self, step: Change) -> bool:
+        """Whether the result of a step is what it returned."""
+        end = self.end
+        return end is not None and end.phase == "end" and loads(end.value) == loads(step.row["result"])
 
 
 @dataclass(slots=True)
@@ -114,9 +118,30 @@ class Story:
         """Whether it had come to an end in the snapshot."""
         return self.instance is not None and self.instance.status in ENDED
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether a restart may have kept results of an earlier run."""
+        return any(call.op == "restart" and call.invoke.value.get("from_step") for call in self.calls)
+
+    def has_ledger(self, step: str) -> bool:
+        """Whether the step's body writes down what it does: those of a program do."""
+        return self.program is not None and step in self.program.steps
+
+    def of_step(self, step: str) -> list[Execution]:
+        """The executions of a step in all runs."""
+        return [one for (_, name), executions in self.executions.items() if name == step for one in executions]
+
     def called(self, *ops: str) -> bool:
         """Whether anybody tried one of these on it."""
         return any(call.op in ops for call in self.calls)
+
+    def acked(self, op: str) -> dict[str, list[Invocation]]:
+        """Every request that was acknowledged, with all its calls."""
+        requests: dict[str, list[Invocation]] = defaultdict(list)
+        for call in self.calls:
+            if call.op == op:
+                requests[call.request_id].append(call)
+        return {request_id: calls for request_id, calls in requests.items() if any(call.is_ok for call in calls)}
 
     def was_paused(self, begin_us: int, end_us: int) -> bool:
         """Whether it was paused, or was to pause, at any time between the two."""
@@ -163,14 +188,21 @@ class View:
         self._tell()
 
     @cached_property
-    def excused(self) -> list[tuple[int, int]]:
-        """When something was broken, or not yet healed, by the wall clock: nothing is late then."""
-        heal = self.plan.heal_us or 2 * self.plan.lease_us
-        return [(begin.wall_us, end + heal) for begin, end in windows(self.faults)]
+    def broken(self) -> list[tuple[int, int]]:
+        """When something was broken, or not yet healed, by the wall clock."""
+        real = [fault for fault in self.faults if fault.target != NOBODY]
+        return [(begin.wall_us, end + self._heal_us) for begin, end in windows(real)]
 
-    def is_excused(self, begin_us: int, end_us: int) -> bool:
-        """Whether something was broken between the two."""
-        return any(begin <= end_us and begin_us <= end for begin, end in self.excused)
+    def patience_us(self, begin_us: int, end_us: int) -> float:
+        """How long what is due at the first may take until the second: longer if something was broken meanwhile."""
+        patience = self.plan.lateness_us or self.plan.lease_us
+        if not any(begin <= end_us and begin_us <= end for begin, end in self.broken):
+            return patience
+        return math.inf if self.plan.excuse else patience + self._heal_us
+
+    @property
+    def _heal_us(self) -> int:
+        return self.plan.heal_us or 2 * self.plan.lease_us
 
     @cached_property
     def claims(self) -> list[Change]:
@@ -190,6 +222,24 @@ class View:
                     holders[change.row["id"]] = change.row["session_id"]
         sessions = set(holders.values())
         return len(holders) >= ALMOST * self.plan.slots * len(sessions) > 0
+
+    @cached_property
+    def holdings(self) -> list[tuple[str, int, int]]:
+        """Sessions with what they held: from which change to which. A lease counts as held for as long as it is kept.
+
+        What is given out and never arrives is kept by nobody, and neither is what a holder has given up or lost.
+        """
+        held: dict[tuple[int, int], tuple[str, int, int]] = {}
+        until: dict[tuple[int, int], int] = {}
+        for change in self.changes:
+            row = change.row
+            if change.table == "tasks" and change.change != "delete" and row["status"] == "processing":
+                lease = (row["id"], row["fence"])
+                session, begin, end = held.get(lease, (row["session_id"], change.seq, change.seq))
+                kept = (row["locked_until"] or 0) > until.get(lease, 0)
+                held[lease] = (session, begin, change.seq if kept else end)
+                until[lease] = row["locked_until"] or 0
+        return list(held.values())
 
     @cached_property
     def last_lease(self) -> dict[tuple[str | None, int | None], int]:

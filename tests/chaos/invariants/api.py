@@ -14,9 +14,12 @@ from tests.chaos.view import ENDED, Invocation, View
 _SAME_IN_REPEATS = {
     "create": ("created_at",),
     "event": ("event_id", "created_at"),
-    "restart": ("run_number",),
-    "terminate": ("run_number", "status"),
+    "pause": ("run_number", "created_at"),
+    "resume": ("run_number", "created_at"),
+    "restart": ("run_number", "created_at"),
+    "terminate": ("run_number", "created_at", "status"),
 }
+"""A repeated call is answered with the instance as it is by then, so that its status may be another."""
 _UNANSWERED = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
 """What a client also says by itself, without a reason."""
 _REASONS = {
@@ -101,20 +104,19 @@ def _watchers_go_forward(view: View) -> Iterator[Violation]:
 
 
 def _credits_hold(view: View) -> Iterator[Violation]:
-    """A4: nobody is handed more runs than it has room for, so no more bodies are executing at once."""
+    """A4: nobody holds more than it has room for, through whichever of its connections it was handed that."""
     if not view.plan.slots:
         return
     moments: list[tuple[int, int, str]] = []
-    for one in view.executions:
-        if one.end is not None:
-            moments += [(one.start.mono_ns, 1, one.start.worker), (one.end.mono_ns, -1, one.start.worker)]
-    running, most = Counter[str](), Counter[str]()
-    for _, step, worker in sorted(moments):
-        running[worker] += step
-        most[worker] = max(most[worker], running[worker])
-    for worker, bodies in most.items():
-        if bodies > view.plan.slots:
-            yield Violation("A4", worker, f"it executed {bodies} bodies at once, and has room for {view.plan.slots}")
+    for session, begin, end in view.holdings:
+        moments += [(begin, 1, session), (end, -1, session)]
+    holds, most = Counter[str](), Counter[str]()
+    for _, step, session in sorted(moments, key=lambda moment: moment[:2]):
+        holds[session] += step
+        most[session] = max(most[session], holds[session])
+    for session, tasks in most.items():
+        if tasks > view.plan.slots:
+            yield Violation("A4", session, f"it held {tasks} tasks at once, and has room for {view.plan.slots}")
 
 
 def _errors_are_listed(view: View) -> Iterator[Violation]:

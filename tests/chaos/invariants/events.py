@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tests.chaos.invariants.timers import was_forgotten
+from tests.chaos.invariants.timers import is_late
 from tests.chaos.records import EventRow, StepRow
 from tests.chaos.verdicts import Violation
 from tests.chaos.view import ENDED, Invocation, Story, View
@@ -163,8 +163,7 @@ def _events_wake(view: View, story: Story) -> Iterator[Violation]:
         for event in _taken(step, story):
             begin = max(event.created_at, step.created_at)
             end = event.delivered_at or begin
-            excused = view.is_excused(begin, end) or story.was_paused(begin, end) or view.plan.clock_steps
-            if end - begin > bound and not excused and was_forgotten(view, begin, end):
+            if is_late(view, story, begin, end):
                 late = (end - begin) / 1e6
                 yield Violation(
                     "T2", story.key, f"the wait {step.name!r} took its event {late:.1f} s after it came", "late"

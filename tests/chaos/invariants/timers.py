@@ -80,16 +80,13 @@ def _never_moved(story: Story) -> Iterator[Violation]:
 
 
 def _never_late(view: View, story: Story) -> Iterator[Violation]:
-    """T2: a timer fires soon after its time, unless something was broken or the run was not to go on."""
-    bound = view.plan.lateness_us or view.plan.lease_us
+    """T2: a timer fires soon after its time, unless what was broken excuses it or the run was not to go on."""
     for firing in firings(story):
         end = firing.due_us + firing.lateness_us
-        if not firing.by_time or firing.lateness_us <= bound or view.plan.clock_steps:
-            continue
-        excused = view.is_excused(firing.due_us, end) or story.was_paused(firing.due_us, end)
-        if not excused and was_forgotten(view, firing.due_us, end):
+        if firing.by_time and is_late(view, story, firing.due_us, end):
             late = firing.lateness_us / 1e6
             yield Violation("T2", story.key, f"{_name(firing)} fired {late:.1f} s after its time", "late")
+    bound = view.plan.lateness_us or view.plan.lease_us
     for (run, name), step in story.final_steps.items():
         due = step.next_retry_at if step.type == "do" else step.wake_at
         if step.status != "waiting" or due is None or story.task is None or run != story.task.row["run_number"]:
@@ -98,14 +95,29 @@ def _never_late(view: View, story: Story) -> Iterator[Violation]:
             yield Violation("T2", story.key, f"step {name!r} of run {run} was due at {due} and never fired", "late")
 
 
-def was_forgotten(view: View, due_us: int, fired_us: int) -> bool:
-    """Whether somebody who could have fired a timer did something else: took what was due later, or nothing at all.
+def is_late(view: View, story: Story, due_us: int, done_us: int) -> bool:
+    """Whether what was due at the first was done at the second, and that is too late without an excuse."""
+    patience = view.patience_us(due_us, done_us)
+    if done_us - due_us <= patience or view.plan.clock_steps or story.was_paused(due_us, done_us):
+        return False
+    return _was_forgotten(view, due_us, done_us, patience, _priority(story, done_us))
+
+
+def _priority(story: Story, at_us: int) -> int:
+    """How urgent it was when it last waited for a worker: the less, the more. 0 if it had one."""
+    waited = [task for task in story.tasks if task.at_us <= at_us and task.change != "delete"]
+    return int(waited[-1].row["priority"]) if waited and waited[-1].row["status"] == "pending" else 0
+
+
+def _was_forgotten(view: View, due_us: int, fired_us: int, bound: float, priority: int) -> bool:
+    """Whether somebody who could have fired a timer did something else: took what was due later and is not more
+    urgent, or nothing at all.
 
     All workers may simply be busy with what was due before.
     """
-    bound = view.plan.lateness_us or view.plan.lease_us
     meanwhile = [claim for claim in view.claims if due_us < claim.at_us < fired_us]
-    if any(claim.row["run_at"] > due_us and claim.at_us < fired_us - bound for claim in meanwhile):
+    later = [claim for claim in meanwhile if claim.row["run_at"] > due_us and claim.row["priority"] >= priority]
+    if any(claim.at_us < fired_us - bound for claim in later):
         return True
     moments = [due_us, *(claim.at_us for claim in meanwhile), fired_us]
     gaps = [(before, after) for before, after in pairwise(moments) if after - before > bound]

@@ -1,14 +1,17 @@
-"""W1 to W11: instances, runs, steps, leases."""
+"""W1 to W11: instances, runs and steps. W5 is in `leases`, W6 and W7 are in `attempts`."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
 
 from tests.chaos.records import Change, InstanceRow
 from tests.chaos.verdicts import Violation
-from tests.chaos.view import ENDED, FINAL, Execution, Story, View, loads
+from tests.chaos.view import ENDED, FINAL, Invocation, Story, View, loads
+
+CLOCKS_US = 1_000_000
+"""By how much the clocks of callers and of the database may differ, at most."""
 
 _EDGES = {
     "queued": {"running", "paused", "terminated"},
@@ -23,17 +26,12 @@ _EDGES = {
 def check(view: View) -> Iterator[Violation]:
     """All of them."""
     yield from _instances_exist_once(view)
-    yield from _fences_are_unique(view)
     for story in view.stories.values():
         yield from _creates_agree(story)
         yield from _restarts_count_once(story)
+        yield from _changes_are_not_lost(view, story)
         yield from _statuses_follow_edges(story)
         yield from _results_are_final(story)
-        yield from _results_are_of_the_holder(story)
-        yield from _leases_exclude_each_other(view, story)
-        yield from _attempts_are_counted(story)
-        yield from _nothing_runs_after_the_end(story)
-        yield from _what_came_before_is_durable(story)
         yield from _runs_are_apart(story)
         yield from _pauses_hold(story)
         yield from _nothing_begins_in_a_pause(story)
@@ -87,6 +85,38 @@ def _restarts_count_once(story: Story) -> Iterator[Violation]:
         yield Violation("W2", story.key, text, "double-completed")
 
 
+def _changes_are_not_lost(view: View, story: Story) -> Iterator[Violation]:
+    """W1: what was acknowledged has happened: a run was terminated, the next one was begun, or it was to pause.
+
+    Each request ends another run, or begins another, whatever the instance was when a repetition was answered.
+    """
+    if not story.versions:
+        return
+    ended = {version.row["run_number"] for version in story.versions if version.row["status"] == "terminated"}
+    asked = len(story.acked("terminate"))
+    if asked > len(ended):
+        text = f"{asked} requests to terminate it were acknowledged, {len(ended)} of its runs were terminated"
+        yield Violation("W1", story.key, text, "lost")
+    restarts = story.acked("restart").values()
+    told = [call.answer["run_number"] for calls in restarts for call in calls if call.is_ok]
+    least = max([len(restarts), *told])
+    if story.instance is not None and story.instance.run_number < least:
+        text = f"its restart as run {least} was acknowledged, and it is in run {story.instance.run_number}"
+        yield Violation("W1", story.key, text, "lost")
+    for calls in story.acked("pause").values():
+        if not _was_to_pause(view, story, calls):
+            yield Violation("W1", story.key, "its pause was acknowledged, and it was never to pause then", "lost")
+
+
+def _was_to_pause(view: View, story: Story, calls: list[Invocation]) -> bool:
+    """Whether the instance was paused, or was to pause, between a request and its first acknowledgement."""
+    if view.plan.clock_steps:
+        return story.was_paused(0, 2**62)
+    begin = view.wall_us(min(call.invoke.mono_ns for call in calls))
+    end = view.wall_us(min(call.reply.mono_ns for call in calls if call.is_ok and call.reply))
+    return story.was_paused(begin - CLOCKS_US, end + CLOCKS_US)
+
+
 def _statuses_follow_edges(story: Story) -> Iterator[Violation]:
     """W3: a status moves along the edges, an end is final within its run, and runs only grow, one by one."""
     for before, after in pairwise(story.versions):
@@ -123,153 +153,6 @@ def _results_are_final(story: Story) -> Iterator[Violation]:
 
 def _outcome(version: Change) -> tuple[str, str | None, str | None]:
     return version.row["status"], version.row["result"], version.row["error_name"]
-
-
-def _results_are_of_the_holder(story: Story) -> Iterator[Violation]:
-    """W4, W5, W8: a result is what an execution of its run returned, and that one held the lease when it was stored."""
-    copies = any(call.op == "restart" and call.invoke.value.get("from_step") for call in story.calls)
-    for (run, name), versions in story.steps.items():
-        done = next((one for one in versions if one.row["status"] == "completed"), None)
-        if done is None or done.row["type"] != "do" or not _has_ledger(story, name):
-            continue
-        makers = [one for one in _of_step(story, name) if one.end is not None and _returned(one, done)]
-        own = [one for one in makers if one.start.run == run]
-        step = f"step {name!r} of run {run}"
-        if not makers:
-            yield Violation("W4", story.key, f"{step} has a result that no execution returned: {_result(done)}")
-        elif not own and not copies:
-            yield Violation("W8", story.key, f"{step} has a result of run {makers[0].start.run}")
-        elif own and (task := story.task_with(done)) is not None:
-            fences = {one.start.fence for one in own}
-            if None not in fences and task.row["fence"] not in fences:
-                text = f"the result of {step} is of fence {fences}, and was stored under {task.row['fence']}"
-                yield Violation("W5", story.key, text, "stale-accepted")
-
-
-def _has_ledger(story: Story, name: str) -> bool:
-    """Whether the step's body writes down what it does: those of a program do."""
-    return story.program is not None and name in story.program.steps
-
-
-def _of_step(story: Story, name: str) -> list[Execution]:
-    """The executions of a step in all runs."""
-    return [one for (_, step), executions in story.executions.items() if step == name for one in executions]
-
-
-def _returned(execution: Execution, done: Change) -> bool:
-    """Whether a result is what the execution returned."""
-    end = execution.end
-    return end is not None and end.phase == "end" and loads(end.value) == loads(done.row["result"])
-
-
-def _result(version: Change) -> str:
-    return str(version.row["result"])[:80]
-
-
-def _leases_exclude_each_other(view: View, story: Story) -> Iterator[Violation]:
-    """W5: fences only grow, a lease stays with its session, and nobody takes it from a living one before it is over.
-
-    Who says goodbye, or comes back and no longer names it, has given it up; so has who reports what does not count.
-    """
-    for before, after in pairwise(story.tasks):
-        old, new = before.row, after.row
-        if after.change == "insert" or old["run_number"] != new["run_number"]:
-            continue
-        if new["fence"] < old["fence"]:
-            yield Violation("W5", story.key, f"fence {new['fence']} came after {old['fence']}")
-        held, taken = old["status"] == "processing", new["status"] == "processing"
-        if held and taken and new["fence"] == old["fence"]:
-            if new["session_id"] != old["session_id"] or new["connection"] < old["connection"]:
-                yield Violation("W5", story.key, f"the lease of fence {old['fence']} passed to another without a claim")
-        elif taken and new["fence"] == old["fence"]:
-            yield Violation("W5", story.key, f"it was claimed under fence {old['fence']}, which had been used before")
-        last = view.last_lease.get((old["session_id"], old["connection"]), 0)
-        lives_on = last > after.at_us + view.plan.lease_us // 2
-        if held and lives_on and _is_takeover(old, new) and (old["locked_until"] or 0) > after.at_us:
-            early = old["locked_until"] - after.at_us
-            yield Violation("W5", story.key, f"its lease of fence {old['fence']} was taken {early} us before its end")
-
-
-def _is_takeover(old: dict[str, object], new: dict[str, object]) -> bool:
-    """Whether a lease ended though its holder had not given it up."""
-    if new["status"] == "processing":
-        return new["fence"] != old["fence"]
-    if new["frame_number"] != old["frame_number"]:
-        return False  # by a report of its holder, who has gone on with a result that is not stored
-    return new["reason"] == "takeover" and old["reason"] != "takeover"  # what is only given back keeps its reason
-
-
-def _fences_are_unique(view: View) -> Iterator[Violation]:
-    """W5: no fence is used for two leases, of whatever instances."""
-    users: dict[int, set[str]] = defaultdict(set)
-    for story in view.stories.values():
-        for fence in story.claims():
-            users[fence].add(story.key)
-    for fence, keys in users.items():
-        if len(keys) > 1:
-            yield Violation("W5", min(keys), f"fence {fence} was also given to {max(keys)}")
-
-
-def _attempts_are_counted(story: Story) -> Iterator[Violation]:
-    """W6: a body is not begun more often than its policy allows, nor more often than is recorded.
-
-    One that was lost before anybody knew that its task had arrived is not recorded.
-    """
-    limits = story.program.steps if story.program is not None else {}
-    arrived = _arrived(story)
-    for (run, name), executions in story.executions.items():
-        limit, begun, step = limits.get(name), len(executions), f"step {name!r} of run {run}"
-        if limit is not None and begun > limit:
-            text = f"{step} was begun {begun} times, {limit} are allowed"
-            yield Violation("W6", story.key, text, "attempts-over-limit")
-        final = story.final_steps.get((run, name))
-        known = sum(one.start.fence is None or one.start.fence in arrived for one in executions)
-        if final is not None and final.status in FINAL and known > final.attempts:
-            yield Violation("W6", story.key, f"{step} was begun {known} times, {final.attempts} are recorded")
-
-
-def _arrived(story: Story) -> set[int]:
-    """The fences under which the server heard of a worker: it acknowledged the task, or reported something."""
-    told = {task.row["fence"] for task in story.tasks if task.row["acked"] or task.row["frame_number"]}
-    ended = {version.row.get("ended_fence") for version in story.versions}
-    makers = {
-        one.start.fence
-        for (_, name), executions in story.executions.items()
-        for one in executions
-        if any(_returned(one, done) for done in story.steps.get((one.start.run, name), ()))
-    }
-    return {fence for fence in told | ended | makers if fence is not None}
-
-
-def _nothing_runs_after_the_end(story: Story) -> Iterator[Violation]:
-    """W7: who takes a run over does not execute what was recorded before."""
-    claims = story.claims()
-    for (run, name), versions in story.steps.items():
-        over = next((one for one in versions if one.row["status"] in FINAL), None)
-        if over is None:
-            continue
-        for execution in story.executions.get((run, name), ()):
-            claim = claims.get(execution.start.fence or 0)
-            if claim is not None and claim.seq > over.seq:
-                yield Violation(
-                    "W7",
-                    story.key,
-                    f"step {name!r} of run {run} was {over.row['status']}, and begun again "
-                    f"under the later fence {execution.start.fence}",
-                    "double-completed",
-                )
-
-
-def _what_came_before_is_durable(story: Story) -> Iterator[Violation]:
-    """W7: a body begins when all results before it are stored, so nothing before it is executed again."""
-    order = {name: place for place, name in enumerate(story.program.steps)} if story.program is not None else {}
-    starts = [one.start for executions in story.executions.values() for one in executions if one.start.step in order]
-    for earlier in starts:
-        for later in starts:
-            again = earlier.mono_ns > later.mono_ns and (earlier.fence or 0) >= (later.fence or 0)
-            if again and earlier.run == later.run and order[earlier.step] < order[later.step]:
-                text = f"step {earlier.step!r} of run {earlier.run} was executed after {later.step!r}, which follows it"
-                yield Violation("W7", story.key, text)
 
 
 def _runs_are_apart(story: Story) -> Iterator[Violation]:

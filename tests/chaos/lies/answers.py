@@ -7,11 +7,13 @@ from dataclasses import replace
 from tests.chaos.lies.forger import Forger, breaks
 from tests.chaos.records import (
     Call,
+    Change,
     Effect,
     EventRow,
     Exit,
     Fault,
     InstanceRow,
+    Plan,
     Scan,
     Seen,
     Stage,
@@ -20,6 +22,7 @@ from tests.chaos.records import (
     Trouble,
 )
 from tests.chaos.simulation import LEASE
+from tests.chaos.view import EXHAUSTED
 
 
 @breaks("A1")
@@ -51,13 +54,19 @@ def a_watcher_is_not_told_of_the_end(forger: Forger) -> None:
     forger.drop(forger.any(Seen, status="complete"))
 
 
+@breaks("A1")
+def a_repeated_pause_is_answered_otherwise(forger: Forger) -> None:
+    told = forger.any(Call, op="pause", phase="ok")
+    forger.alter(told, value=told.value | {"created_at": 1})
+
+
 @breaks("A4")
 def a_worker_is_handed_too_much(forger: Forger) -> None:
-    end = forger.any(Effect, phase="end", step="first")
-    start = forger.any(Effect, phase="start", execution=end.execution)
-    for number in range(5):
-        key = f"default/order/nobody-{number}"
-        forger.add(*(replace(one, execution=f"lie-{number}", key=key) for one in (start, end)))
+    held = forger.any(Change, table="tasks", status="processing", change="update")
+    for number in range(10**6, 10**6 + 5):
+        begun = replace(held, seq=number, row=held.row | {"id": number, "fence": number})
+        kept = {"locked_until": begun.row["locked_until"] + 1, "connection": 2}
+        forger.add(begun, replace(begun, seq=number + 100, row=begun.row | kept))
 
 
 @breaks("A5")
@@ -125,6 +134,19 @@ def a_server_writes_a_traceback(forger: Forger) -> None:
     forger.add(Trouble("server", "Traceback (most recent call last)", 1))
 
 
+# ---- runs in which nobody was to be lost
+
+
+@breaks("O1")
+def a_step_is_executed_twice_though_nobody_was_lost(forger: Forger) -> None:
+    forger.alter(forger.any(Plan), once=True)
+
+
+@breaks("O2")
+def a_lease_is_taken_over_though_nobody_was_lost(forger: Forger) -> None:
+    forger.alter(forger.any(Plan), takeovers_at_most=0)
+
+
 # ---- runs that prove nothing
 
 
@@ -140,9 +162,20 @@ def the_zombie_never_reported(forger: Forger) -> None:
 
 
 @breaks("")
+def no_step_was_exhausted(forger: Forger) -> None:
+    forger.alter_rows(StepRow, {"error_name": EXHAUSTED}, error_name="Another")
+
+
+@breaks("")
 def hardly_anything_was_acknowledged(forger: Forger) -> None:
     for call in forger.all(Call, op="event", phase="ok"):
         forger.alter(call, phase="info", code="UNAVAILABLE")
+
+
+@breaks("")
+def repetitions_are_all_that_was_answered(forger: Forger) -> None:
+    plan = forger.any(Plan)
+    forger.alter(plan, operations=plan.operations | {"create": len(forger.all(Call, op="create", phase="invoke"))})
 
 
 @breaks("")

@@ -8,6 +8,7 @@ from dataclasses import replace
 from tests.chaos.lies.forger import Forger, breaks
 from tests.chaos.records import Call, Change, Effect, InstanceRow, StepRow, TaskRow
 from tests.chaos.simulation import LEASE, LIMIT
+from tests.chaos.view import EXHAUSTED
 
 
 @breaks("W1")
@@ -29,6 +30,23 @@ def an_instance_is_not_found(forger: Forger) -> None:
 def an_instance_comes_from_nowhere(forger: Forger) -> None:
     for one in forger.all(InstanceRow, key=forger.any(InstanceRow).key):
         forger.add(replace(one, key="default/order/nobody"))
+
+
+@breaks("W1")
+def a_termination_is_lost(forger: Forger) -> None:
+    forger.alter(forger.any(Change, table="workflow_instances", status="terminated"), status="waiting")
+
+
+@breaks("W1")
+def a_restart_is_lost(forger: Forger) -> None:
+    key = forger.any(Call, op="restart", phase="ok").key
+    forger.alter_rows(InstanceRow, {"key": key}, run_number=0)
+
+
+@breaks("W1")
+def a_pause_is_lost(forger: Forger) -> None:
+    for parked in forger.all(Change, table="tasks", status="parked"):
+        forger.alter(parked, status="pending")
 
 
 @breaks("W2")
@@ -100,11 +118,45 @@ def a_fence_goes_back(forger: Forger) -> None:
 
 
 @breaks("W5")
+def a_restart_begins_with_old_fences(forger: Forger) -> None:
+    number = _restarted(forger)
+    old = forger.any(Change, table="tasks", id=number, run_number=0, status="processing").row["fence"]
+    for change in forger.all(Change, table="tasks", id=number, run_number=1):
+        forger.alter(change, fence=old)
+
+
+@breaks("W5")
 def a_fence_is_used_twice(forger: Forger) -> None:
     one, other = forger.rng.sample(forger.all(Change, table="tasks", status="processing", acked=False), 2)
     while other.row["id"] == one.row["id"]:
         other = forger.any(Change, table="tasks", status="processing")
     forger.alter(one, fence=other.row["fence"])
+
+
+@breaks("W5")
+def a_failure_of_a_zombie_is_believed(forger: Forger) -> None:
+    failed = forger.any(Effect, phase="fail")
+    for one in forger.all(Effect, execution=failed.execution):
+        forger.alter(one, fence=(failed.fence or 0) - 1)
+
+
+@breaks("W5")
+def a_zombie_ends_a_run(forger: Forger) -> None:
+    ended = forger.any(Change, table="workflow_instances", status="complete")
+    forger.alter(ended, ended_fence=ended.row["ended_fence"] - 1)
+
+
+@breaks("W5")
+def a_run_ends_that_nobody_holds(forger: Forger) -> None:
+    ended = forger.any(Change, table="workflow_instances", status="complete")
+    (gone,) = forger.all(Change, table="tasks", change="delete", id=ended.row["id"])
+    forger.alter(gone, status="pending")
+
+
+@breaks("W5")
+def a_lease_has_no_end(forger: Forger) -> None:
+    held = forger.any(Change, table="tasks", status="processing", change="update")
+    forger.alter(held, locked_until=held.at_us + 2 * LEASE)
 
 
 @breaks("W5")
@@ -134,6 +186,27 @@ def a_body_runs_too_often(forger: Forger) -> None:
 def an_execution_is_not_counted(forger: Forger) -> None:
     done = forger.any(StepRow, source="sql", type="do", status="completed")
     forger.alter_rows(StepRow, {"key": done.key, "run": done.run, "name": done.name}, attempts=0)
+
+
+@breaks("W6")
+def an_execution_is_counted_that_never_was(forger: Forger) -> None:
+    done = forger.any(StepRow, source="sql", type="do", status="completed", name="spawn")
+    forger.alter_rows(StepRow, {"key": done.key, "run": done.run, "name": done.name}, attempts=2)
+
+
+@breaks("W6")
+def an_execution_is_counted_twice(forger: Forger) -> None:
+    lost = forger.any(Change, table="tasks", status="pending", reason="takeover")
+    key, run = forger.key_of(lost), lost.row["run_number"]
+    first = forger.any(StepRow, source="sql", key=key, run=run, name="first")
+    begun = forger.all(Effect, key=key, run=run, step="first", phase="start")
+    more = {"attempts": first.attempts + 1 + (len(begun) < first.attempts)}
+    forger.alter_rows(StepRow, {"key": key, "run": run, "name": "first"}, **more)
+
+
+@breaks("W6")
+def a_step_is_given_up_too_soon(forger: Forger) -> None:
+    forger.alter_rows(StepRow, {"error_name": EXHAUSTED}, attempts=LIMIT - 1)
 
 
 @breaks("W7")

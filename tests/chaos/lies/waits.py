@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.chaos.lies.forger import Forger, breaks
-from tests.chaos.records import Call, Change, EventRow, Fault, StepRow, TaskRow
+from tests.chaos.records import NOBODY, Call, Change, EventRow, Fault, Plan, StepRow, TaskRow
 from tests.chaos.simulation import LEASE
 
 
@@ -36,16 +36,32 @@ def a_sleep_is_computed_anew(forger: Forger) -> None:
 
 @breaks("T2")
 def a_sleep_ends_late(forger: Forger) -> None:
-    forger.drop(*forger.all(Fault))
-    paused = {one.row["id"] for one in forger.all(Change, table="tasks", status="parked")}
-    every = forger.all(Change, table="workflow_steps", type="sleep", status="completed")
-    woken = forger.rng.choice([one for one in every if one.row["task_id"] not in paused])
+    _nothing_is_broken(forger)
+    woken = _woken(forger)
     forger.alter(woken, updated_at=woken.row["wake_at"] + 2 * LEASE)
 
 
 @breaks("T2")
+def a_sleep_ends_later_than_any_fault_excuses(forger: Forger) -> None:
+    forger.alter(forger.any(Plan), excuse=False)
+    woken = _woken(forger)
+    forger.alter(woken, updated_at=woken.row["wake_at"] + 30 * LEASE)
+
+
+def _nothing_is_broken(forger: Forger) -> None:
+    forger.drop(*(one for one in forger.all(Fault) if one.target != NOBODY))
+
+
+def _woken(forger: Forger) -> Change:
+    """The end of a sleep that nobody paused."""
+    paused = {one.row["id"] for one in forger.all(Change, table="tasks", status="parked")}
+    every = forger.all(Change, table="workflow_steps", type="sleep", status="completed")
+    return forger.rng.choice([one for one in every if one.row["task_id"] not in paused])
+
+
+@breaks("T2")
 def an_event_is_taken_late(forger: Forger) -> None:
-    forger.drop(*forger.all(Fault))
+    _nothing_is_broken(forger)
     paused = {one.key for one in forger.all(Call, op="pause")}
     taken = forger.rng.choice([one for one in forger.all(EventRow) if one.delivered_at and one.key not in paused])
     late = taken.created_at + 2 * LEASE

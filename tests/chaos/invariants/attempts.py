@@ -1,0 +1,127 @@
+"""W6 and W7: how often bodies are begun, what of that is recorded, and what is never begun again."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+
+from tests.chaos.records import StepRow
+from tests.chaos.verdicts import Violation
+from tests.chaos.view import EXHAUSTED, FINAL, Story, View, loads
+
+
+def check(view: View) -> Iterator[Violation]:
+    """All of them."""
+    for story in view.stories.values():
+        yield from _attempts_are_counted(story)
+        yield from _attempts_are_explained(story)
+        yield from _nothing_runs_after_the_end(story)
+        yield from _what_came_before_is_durable(story)
+
+
+def _attempts_are_counted(story: Story) -> Iterator[Violation]:
+    """W6: a body is not begun more often than its policy allows, nor more often than is recorded.
+
+    One that was lost before anybody knew that its task had arrived is not recorded.
+    """
+    limits = story.program.steps if story.program is not None else {}
+    arrived = _arrived(story)
+    for (run, name), executions in story.executions.items():
+        limit, begun, step = limits.get(name), len(executions), f"step {name!r} of run {run}"
+        if limit is not None and begun > limit:
+            text = f"{step} was begun {begun} times, {limit} are allowed"
+            yield Violation("W6", story.key, text, "attempts-over-limit")
+        final = story.final_steps.get((run, name))
+        known = sum(one.start.fence is None or one.start.fence in arrived for one in executions)
+        if final is not None and final.status in FINAL and known > final.attempts:
+            yield Violation("W6", story.key, f"{step} was begun {known} times, {final.attempts} are recorded")
+
+
+def _arrived(story: Story) -> set[int]:
+    """The fences under which the server heard of a worker: it acknowledged the task, or reported something."""
+    told = {task.row["fence"] for task in story.tasks if task.row["acked"] or task.row["frame_number"]}
+    ended = {version.row.get("ended_fence") for version in story.versions}
+    makers = {
+        one.start.fence
+        for (_, name), executions in story.executions.items()
+        for one in executions
+        if any(one.returned(done) for done in story.steps.get((one.start.run, name), ()))
+    }
+    return {fence for fence in told | ended | makers if fence is not None}
+
+
+def _attempts_are_explained(story: Story) -> Iterator[Violation]:
+    """W6: an execution that is recorded was begun, or its worker was lost when it was about to begin.
+
+    A step that ran out of executions has had them all.
+    """
+    for (run, name), final in story.final_steps.items():
+        step = f"step {name!r} of run {run}"
+        if final.error_name == EXHAUSTED and final.attempts != final.max_attempts:
+            text = f"{step} was given up after {final.attempts} executions of {final.max_attempts}"
+            yield Violation("W6", story.key, text)
+        if final.type != "do" or final.status not in FINAL or not story.has_ledger(name) or story.has_copies:
+            continue
+        begun = len(story.executions.get((run, name), ()))
+        if final.attempts - begun > _lost_before_they_began(story, final):
+            text = f"{step} was begun {begun} times, {final.attempts} are recorded, and no lost worker explains that"
+            yield Violation("W6", story.key, text)
+
+
+def _lost_before_they_began(story: Story, step: StepRow) -> int:
+    """Executions that were open when a lease ended, and never began.
+
+    If nobody had said what was open, the loss is counted for the body that begins next.
+    """
+    begun = {(one.start.fence, one.start.attempt) for one in story.executions.get((step.run, step.name), ())}
+    lost = 0
+    for before, after in pairwise(story.tasks):
+        old, new = before.row, after.row
+        ended = old["status"] == "processing" and new["status"] != "processing"
+        if not ended or old["run_number"] != step.run or new["run_number"] != step.run:
+            continue
+        attempts = [attempt for name, attempt, *_ in loads(new["open_steps"] or "[]") if name == step.name]
+        if attempts:
+            lost += (old["fence"], attempts[0]) not in begun
+        elif new["interruptions"] > old["interruptions"]:
+            is_next = _next_after(story, step.run, old["fence"]) in ("", step.name)
+            lost += is_next and old["fence"] not in {fence for fence, _ in begun}
+    return lost
+
+
+def _next_after(story: Story, run: int, fence: int) -> str:
+    """The step whose body was the first to begin under a later lease; empty if none did."""
+    every = [one.start for executions in story.executions.values() for one in executions if one.start.run == run]
+    later = [(start.fence, start.mono_ns, start.step) for start in every if start.fence and start.fence > fence]
+    return min(later)[2] if later else ""
+
+
+def _nothing_runs_after_the_end(story: Story) -> Iterator[Violation]:
+    """W7: who takes a run over does not execute what was recorded before."""
+    claims = story.claims()
+    for (run, name), versions in story.steps.items():
+        over = next((one for one in versions if one.row["status"] in FINAL), None)
+        if over is None:
+            continue
+        for execution in story.executions.get((run, name), ()):
+            claim = claims.get(execution.start.fence or 0)
+            if claim is not None and claim.seq > over.seq:
+                yield Violation(
+                    "W7",
+                    story.key,
+                    f"step {name!r} of run {run} was {over.row['status']}, and begun again "
+                    f"under the later fence {execution.start.fence}",
+                    "double-completed",
+                )
+
+
+def _what_came_before_is_durable(story: Story) -> Iterator[Violation]:
+    """W7: a body begins when all results before it are stored, so nothing before it is executed again."""
+    order = {name: place for place, name in enumerate(story.program.steps)} if story.program is not None else {}
+    starts = [one.start for executions in story.executions.values() for one in executions if one.start.step in order]
+    for earlier in starts:
+        for later in starts:
+            again = earlier.mono_ns > later.mono_ns and (earlier.fence or 0) >= (later.fence or 0)
+            if again and earlier.run == later.run and order[earlier.step] < order[later.step]:
+                text = f"step {earlier.step!r} of run {earlier.run} was executed after {later.step!r}, which follows it"
+                yield Violation("W7", story.key, text)
