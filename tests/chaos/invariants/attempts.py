@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tests.chaos.records import StepRow
+from tests.chaos.records import Change, StepRow
 from tests.chaos.verdicts import Violation
 from tests.chaos.view import EXHAUSTED, FINAL, Story, View, loads
 
@@ -84,16 +84,22 @@ def _lost_before_they_began(story: Story, step: StepRow) -> int:
         if attempts:
             lost += (old["fence"], attempts[0]) not in begun
         elif new["interruptions"] > old["interruptions"]:
-            is_next = _next_after(story, step.run, old["fence"]) in ("", step.name)
-            lost += is_next and old["fence"] not in {fence for fence, _ in begun}
+            is_charged = _charged(story, after) in ("", step.name)
+            lost += is_charged and old["fence"] not in {fence for fence, _ in begun}
     return lost
 
 
-def _next_after(story: Story, run: int, fence: int) -> str:
-    """The step whose body was the first to begin under a later lease; empty if none did."""
-    every = [one.start for executions in story.executions.values() for one in executions if one.start.run == run]
-    later = [(start.fence, start.mono_ns, start.step) for start in every if start.fence and start.fence > fence]
-    return min(later)[2] if later else ""
+def _charged(story: Story, lapse: Change) -> str | None:
+    """The step whose body was the first to begin under a later lease. None: not it either, as its worker had reported
+    something by then. Empty: nobody knows, as none began."""
+    run, fence, interruptions = (lapse.row[name] for name in ("run_number", "fence", "interruptions"))
+    starts = [one.start for executions in story.executions.values() for one in executions]
+    later = [one for one in starts if one.run == run and one.fence and one.fence > fence]
+    if not later:
+        return ""
+    first = min(later, key=lambda start: (start.fence, start.mono_ns))
+    claim = story.claims().get(first.fence or 0)
+    return None if claim is not None and claim.row["interruptions"] < interruptions else first.step
 
 
 def _nothing_runs_after_the_end(story: Story) -> Iterator[Violation]:

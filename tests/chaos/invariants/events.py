@@ -131,6 +131,8 @@ def _deadlines_decide(view: View, story: Story) -> Iterator[Violation]:
         if step.status != "errored" or step.error_name != _TIMED_OUT:
             continue
         for event in events:
+            if view.plan.clock_steps and _came_after(story, event, step):
+                continue  # the clock was put back after the wait was over
             if event.created_at <= deadline and _was_free(event, step.updated_at):
                 before = event.created_at < step.created_at and not view.plan.clock_steps
                 early = deadline - event.created_at
@@ -142,6 +144,12 @@ def _deadlines_decide(view: View, story: Story) -> Iterator[Violation]:
                     "lost",
                 )
                 break
+
+
+def _came_after(story: Story, event: EventRow, step: StepRow) -> bool:
+    """Whether an event was stored when the wait had ended, in the order of commits."""
+    ended = [version.seq for version in story.steps[step.run, step.name] if version.row["status"] == "errored"]
+    return bool(ended) and story.events[event.run, event.event_id][0].seq > ended[0]
 
 
 def _events_wake(view: View, story: Story) -> Iterator[Violation]:
