@@ -11,6 +11,7 @@ from tests.chaos.faults import (
     Freeze,
     FrozenBackend,
     Kill,
+    LostListener,
     Nothing,
     Partition,
     Sql,
@@ -32,9 +33,6 @@ POINTS = tuple(
     f"{when}-commit/{label}"
     for when in ("before", "after")
     for label in ("group", "sweep", "call", "slow-lane", "read")
-)
-DROP_LISTENERS = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
 )
 
 PROCESSES = (
@@ -119,7 +117,8 @@ DATABASE = (
         "lost-listener",
         "the session that listens for hints is ended, every second",
         workload=SMALL,
-        schedule=(Cycle((Sql("F24", (DROP_LISTENERS,), leases=0.3),), every=-0.01, times=30),),
+        schedule=(Cycle((LostListener("F24"),), every=-0.01, times=30),),
+        overlaps={"listeners_dropped": 20},
     ),
     Scenario(
         "foreign-lock",

@@ -99,6 +99,7 @@ class Run:
             self._stage("snapshot")
             await self._snapshot(site)
             self._note_damage(site)
+            self.say(f"the nemesis counted {dict(site.counts)}")
         for process in site.processes.values():
             self.recorder.record(*process.troubles())
         return vitals

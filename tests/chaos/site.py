@@ -7,6 +7,7 @@ import json
 import random
 import socket
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -17,7 +18,7 @@ from tests.chaos import model, trail
 from tests.chaos.databases import Postgres, Sqlite, small_disk, start_postgres
 from tests.chaos.model import Workload
 from tests.chaos.processes import Running, python
-from tests.chaos.records import Recorder
+from tests.chaos.records import Count, Recorder
 
 SLOTS = 40
 """Runs that a worker takes at once."""
@@ -76,6 +77,12 @@ class Site:
     def __post_init__(self) -> None:
         self.rng = random.Random(f"nemesis/{self.seed}")
         self.lease = self.topology.lease
+        self.counts: Counter[str] = Counter()
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Write down that something happened which a run may have to show."""
+        self.counts[name] += number
+        self.recorder.record(Count(name, number))
 
     @property
     def server_names(self) -> list[str]:
