@@ -109,7 +109,7 @@ class Storm(Kind):
     async def fire(self, site: Site) -> None:
         matching = sorted(name for name in site.links if fnmatch(name, self.links))
         chosen = site.rng.sample(matching, min(self.number, len(matching)))
-        async with self.noted(site, ",".join(chosen), do=self.do, **self.options):
+        async with self.noted(site, f"{self.do} {','.join(chosen)}", **self.options):
             for link in chosen:
                 await site.weather(link, self.do, **self.options)
             await asyncio.sleep(self.leases * site.lease)
@@ -128,7 +128,7 @@ class Partition(Kind):
     async def fire(self, site: Site) -> None:
         one = await victim(site, self.role)
         links = [link for link in site.links if one.name in link.split("/") and not link.endswith("/database")]
-        async with self.noted(site, f"{one.name}-{one.starts - 1}", way=self.way):
+        async with self.noted(site, f"{one.name}-{one.starts - 1} {self.way}"):
             for link in links:
                 await site.weather(link, "blackhole", way=self.way)
             await asyncio.sleep(self.leases * site.lease)
@@ -161,7 +161,7 @@ class Sql(Kind):
 
     async def fire(self, site: Site) -> None:
         assert isinstance(site.database, Postgres)
-        async with self.noted(site, "database"):
+        async with self.noted(site, f"database {self.statements[0]}"):
             await site.database.execute(*self.statements)
             await asyncio.sleep(self.leases * site.lease)
             await site.database.execute(*self.undo)
@@ -197,7 +197,7 @@ class ForeignLock(Kind):
     async def fire(self, site: Site) -> None:
         assert isinstance(site.database, Postgres)
         connection = await asyncpg.connect(site.database.url)
-        async with self.noted(site, "database"):
+        async with self.noted(site, f"database {self.statement}"):
             with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):
                 async with connection.transaction():
                     await connection.execute(self.statement)
@@ -256,7 +256,7 @@ class Starve(Kind):
     async def fire(self, site: Site) -> None:
         one = await victim(site, self.role)
         loop = asyncio.get_running_loop()
-        async with self.noted(site, f"{one.name}-{one.starts - 1}", share=self.share):
+        async with self.noted(site, f"{one.name}-{one.starts - 1} {self.share:.0%}"):
             until = loop.time() + self.leases * site.lease
             while loop.time() < until:
                 one.signal(signal.SIGSTOP)

@@ -55,7 +55,7 @@ class BrokenDisk(Kind):
     async def fire(self, site: Site) -> None:
         one = await victim(site, "server")
         call = self.inject.partition(":")[0]
-        async with self.noted(site, one.name, inject=self.inject):
+        async with self.noted(site, f"{one.name}-{one.starts - 1} {self.inject}"):
             strace = await asyncio.create_subprocess_exec(
                 *("strace", "-f", "-qq", "-p", str(one.pid), "-e", f"trace={call}", "-e", f"inject={self.inject}"),
                 stderr=asyncio.subprocess.DEVNULL,

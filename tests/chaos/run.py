@@ -26,7 +26,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """Some fault of these, again and again: every so many leases, so often."""
+    """These faults in some order, again and again: every so many leases, so often."""
 
     faults: tuple[Kind, ...]
     every: float = 1.0
@@ -57,9 +57,17 @@ class Scenario:
 
 
 def draw(scenario: Scenario, seed: int) -> list[tuple[float, Kind]]:
-    """The faults of a run in their order, each with the pause after it, in leases."""
+    """The faults of a run in their order, each with the pause after it, in leases.
+
+    None of a cycle comes again before all others of it had their turn.
+    """
     rng = random.Random(f"schedule/{seed}")
-    return [(cycle.every, rng.choice(cycle.faults)) for cycle in scenario.schedule for _ in range(cycle.times)]
+    drawn: list[tuple[float, Kind]] = []
+    for cycle in scenario.schedule:
+        turns = -(-cycle.times // len(cycle.faults))
+        kinds = [kind for _ in range(turns) for kind in rng.sample(cycle.faults, len(cycle.faults))]
+        drawn += [(cycle.every, kind) for kind in kinds[: cycle.times]]
+    return drawn
 
 
 class Run:
