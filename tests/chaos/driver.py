@@ -10,7 +10,7 @@ import json
 import random
 import sys
 import time
-from collections.abc import Coroutine
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -23,14 +23,16 @@ from stepwell.v1 import workflows_pb2 as pb
 from tests.chaos import model
 from tests.chaos.calls import Ask, Caller
 from tests.chaos.hook_driver import HookDriver
-from tests.chaos.model import NAMESPACE, POISON, Order
-from tests.chaos.records import Recorder, Scan, Seen, now_ns
+from tests.chaos.model import CHILD, NAMESPACE, POISON, Order
+from tests.chaos.records import Count, Recorder, Scan, Seen, key_of, now_ns
 
 SCAN_EVERY = 3.0
+SCAN_PAGE = 10
+"""Instances of a page: so few that even short runs have many pages."""
 SHOT_SECONDS = 0.008
 """Between two events that are aimed at one deadline."""
 TAIL = 25
-"""Calls to every server after the heal, all of which must succeed."""
+"""Questions to every server after the heal, all of which must be answered, and so must a create."""
 
 
 class Driver:
@@ -48,7 +50,6 @@ class Driver:
         self.address: str = config["address"]
         self.latency = 0.005
         """Seconds from sending an event to its stamp, as of late."""
-        self.left = len(self.orders)
         self.hooks = HookDriver(model.hooks(workload, seed), self.caller, self.recorder, self.rng)
         self.watches = count()
 
@@ -78,10 +79,11 @@ class Driver:
         await self._create(order)
         handle: Instance[Any] = Instance(self.client, order.workflow, order.id)
         if order.workflow == POISON:
-            await self._watch(handle, order)
+            await self._watch(handle, order.key)
             return
-        await asyncio.gather(self._watch(handle, order), self._approve(handle, order), self._meddle(handle, order))
-        self.left -= 1
+        await asyncio.gather(self._watch(handle, order.key), self._approve(handle, order), self._meddle(handle, order))
+        if order.late:
+            await self._send(order, order.approval | {"late": True})
 
     async def _create(self, order: Order) -> None:
         """Create it, perhaps twice at once with one request id, perhaps against rivals with ids of their own."""
@@ -151,7 +153,7 @@ class Driver:
             await asyncio.sleep(self.rng.uniform(0, 2))
             await self._manage("resume", order)
         elif order.lifecycle == "restart":
-            await self._watch(handle, order)
+            await self._watch(handle, order.key)
 
     async def _manage(self, op: str, order: Order) -> None:
         verb = f"{op.capitalize()}Instance"
@@ -162,29 +164,30 @@ class Driver:
 
     # ---- reading
 
-    async def _watch(self, handle: Instance[Any], order: Order) -> None:
+    async def _watch(self, handle: Instance[Any], key: str) -> None:
         """Follow it to its end. If that is refused, a plain question puts the refusal on record."""
         stream = f"watch-{next(self.watches)}"
         try:
             async for change in handle.watch():
-                self._seen(stream, order.key, change)
+                self._seen(stream, key, change)
                 if self.rng.random() < 0.2:
-                    await self._get(order)
+                    await self._get(key)
         except CallFailed:
-            await self._get(order)
+            await self._get(key)
 
     def _seen(self, stream: str, key: str, change: InstanceChange[Any]) -> None:
         seen = change.instance
         about = (_spelled(seen.status), seen.run_number, seen.revision, now_ns())
         self.recorder.record(Seen("driver", stream, key, *about))
 
-    async def _get(self, order: Order, server: str = "") -> None:
-        request = pb.GetInstanceRequest(namespace=NAMESPACE, workflow=order.workflow, instance_id=order.id)
+    async def _get(self, key: str, server: str = "") -> None:
+        namespace, workflow, instance_id = key.split("/")
+        request = pb.GetInstanceRequest(namespace=namespace, workflow=workflow, instance_id=instance_id)
         ask: Ask = lambda stub: stub.GetInstance(request)  # noqa: E731
         if server:
-            await self.caller.once("get", order.key, ask, server=server)
+            await self.caller.once("get", key, ask, server=server)
         else:
-            await self.caller.surely("get", order.key, ask)
+            await self.caller.surely("get", key, ask)
 
     async def _scan(self) -> None:
         """Page through everything, again and again, while it changes."""
@@ -193,15 +196,46 @@ class Driver:
             await asyncio.sleep(SCAN_EVERY)
             invoked = now_ns()
             try:
-                keys = [f"{NAMESPACE}/{workflow}/{one.id}" async for one in self.client.workflow(workflow).list()]
-            except Exception:  # a page that never came: there is nothing to say about the scan
+                keys = [key async for key in self._pages(workflow)]
+            except CallFailed:  # a page that never came: there is nothing to say about the scan
                 continue
-            self.recorder.record(Scan("driver", NAMESPACE, workflow, keys, invoked, now_ns()))
+            self.recorder.record(Scan("driver", NAMESPACE, workflow, keys, invoked, now_ns()), Count("scans", 1))
+
+    async def _pages(self, workflow: str) -> AsyncIterator[str]:
+        request = pb.ListInstancesRequest(namespace=NAMESPACE, workflow=workflow, page_size=SCAN_PAGE)
+        while True:
+            page = await self.client.call(self.client.stub.ListInstances(request, timeout=self.client.timeout))
+            for one in page.instances:
+                yield key_of(one.namespace, one.workflow, one.instance_id)
+            if not page.next_page_token:
+                return
+            request.page_token = page.next_page_token
+
+    # ---- the end
 
     async def _tail(self) -> None:
+        """Ask every server, then have each store something, and see that it is executed."""
         for server in self.servers:
             for _ in range(TAIL):
-                await self._get(self.rng.choice(self.orders), server)
+                await self._get(self.rng.choice(self.orders).key, server)
+        await asyncio.gather(*(self._last_parcel(server) for server in self.servers))
+
+    async def _last_parcel(self, server: str) -> None:
+        """A parcel of nobody's order. No other server is asked, and none a second time."""
+        request = pb.CreateInstanceRequest(
+            namespace=NAMESPACE,
+            workflow=CHILD,
+            instance_id=f"last-of-{server}",
+            params=to_payload({}),
+            request_id=uuid4().hex,
+        )
+        program = model.parcel(request.instance_id)
+        self.recorder.record(program)
+        known, _ = await self.caller.once(
+            "create", program.key, lambda stub: stub.CreateInstance(request), {}, request.request_id, server
+        )
+        if known:
+            await self._watch(Instance(self.client, CHILD, request.instance_id), program.key)
 
 
 def _spelled(status: str) -> str:

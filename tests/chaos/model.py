@@ -8,7 +8,7 @@ the checker says which by the stamps.
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from tests.chaos.records import Program, key_of
@@ -24,6 +24,8 @@ ATTEMPTS = 12
 FAILURES = 2
 """How often `charge` fails before it succeeds."""
 POISON_ATTEMPTS = 3
+LATE = 0.1
+"""Part of the orders that are sent an event when they have ended."""
 
 Kind: TypeAlias = Literal["order", "race", "poison"]
 Lifecycle: TypeAlias = Literal["", "pause", "terminate", "restart"]
@@ -77,6 +79,8 @@ class Order:
     twice: bool
     lifecycle: Lifecycle
     lifecycle_after: float
+    late: bool = False
+    """It is sent another event when it has ended, which must be refused."""
 
     @property
     def key(self) -> str:
@@ -122,6 +126,7 @@ def _order(workload: Workload, rng: random.Random, number: int) -> Order:
         twice=rng.random() < workload.twice,
         lifecycle=lifecycle,
         lifecycle_after=rng.uniform(0, 8),
+        late=rng.random() < LATE,
     )
 
 
@@ -171,7 +176,7 @@ def programs(order: Order) -> list[Program]:
         return [Program(order.key, ["errored"], {"die": POISON_ATTEMPTS})]
     if order.workflow == RACE:
         return [Program(order.key, ["complete"], {"approval": None, "tail": None})]
-    child = key_of(NAMESPACE, CHILD, f"{order.id}-parcel")
+    child = parcel(f"{order.id}-parcel")
     bodies = ("reserve", "charge", "spawn", "ship")
     return [
         Program(
@@ -186,17 +191,22 @@ def programs(order: Order) -> list[Program]:
                 "ship": ATTEMPTS,
             },
             [*bodies] if order.aimed else ["reserve", "approval", "charge", "spawn", "ship"],
-            {"spawn": child},
+            {"spawn": child.key},
         ),
-        Program(child, ["complete"] if order.lifecycle != "terminate" else [], {"pack": ATTEMPTS}, ["pack"]),
+        child if order.lifecycle != "terminate" else replace(child, ends=[]),
     ]
+
+
+def parcel(instance_id: str) -> Program:
+    """What a child does."""
+    return Program(key_of(NAMESPACE, CHILD, instance_id), ["complete"], {"pack": ATTEMPTS}, ["pack"])
 
 
 def operations(workload: Workload, drawn: list[Order]) -> dict[str, int]:
     """The calls that clients mean to make."""
     planned = {"create": len(drawn) + sum(order.twice for order in drawn)}
     events = (workload.shots if order.aimed else 1 for order in drawn if order.workflow != POISON)
-    planned["event"] = sum(events)
+    planned["event"] = sum(events) + sum(order.late for order in drawn)
     if workload.hooks:
         planned["trigger"] = -(-workload.hooks // BATCH)
     for order in drawn:
