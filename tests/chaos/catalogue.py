@@ -40,10 +40,10 @@ CATALOGUE = (
     Scenario(
         "frozen-worker",
         "SIGSTOP of a worker for three leases: it wakes as a zombie and reports what is no longer its own",
-        Topology(workers=6),
+        Topology(workers=6, zombies=3),
         LONG_BODIES,
         schedule=(Cycle((Freeze("F02", "worker"),), every=1.0, times=20),),
-        overlaps={"takeovers": 20, "zombie-reports": 20},
+        overlaps={"takeovers": 20, "zombie-reports": 20, "stale_reports": 20},
     ),
     Scenario(
         "partition",

@@ -29,7 +29,7 @@ def soak(minutes: float) -> Scenario:
 
 
 def scanned(scenario: Scenario) -> Scenario:
-    """The same, to be believed only if everything was paged through some times. The only server of a file is away too often."""
+    """The same, to be believed only if everything was paged through often enough. A file has one server, which may be away."""
     if scenario.topology.database == "sqlite":
         return scenario
     return replace(scenario, overlaps={"scans": SCANS} | scenario.overlaps)

@@ -45,6 +45,8 @@ class Topology:
     """Variables of processes, by the beginning of their names."""
     mortal: bool = False
     """Workers may die by themselves: what they execute kills them."""
+    zombies: int = 0
+    """So many of the workers report what they have lost; see `zombies.py`."""
     disk_mib: int = 0
     """The SQLite file lies on a disk of this size. 0: wherever the records are."""
 
@@ -171,7 +173,7 @@ class Site:
 
     def _worker(self, name: str) -> list[str]:
         config = {"folder": str(self.folder), "name": name, "address": self.address(name), "slots": SLOTS}
-        return python("worker", config)
+        return python("worker", config | {"zombie": name in self.worker_names[: self.topology.zombies]})
 
     def _dispatcher(self, name: str, mode: str) -> list[str]:
         return [sys.executable, "-m", "stepwell.cli", "dispatcher", "--server", self.address(name), "--mode", mode]

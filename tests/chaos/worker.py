@@ -30,6 +30,7 @@ from stepwell import (
     WorkflowStep,
     hook,
 )
+from tests.chaos import zombies
 from tests.chaos.model import ATTEMPTS, CHILD, FAILURES, NAMESPACE, ORDER, POISON, POISON_ATTEMPTS, RACE
 from tests.chaos.processes import count_tasks_when_asked
 from tests.chaos.records import Effect, Handling, Recorder, key_of, now_ns
@@ -212,6 +213,9 @@ async def work(config: dict[str, Any]) -> None:
     handler.setFormatter(Quiet("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     Ledger.open(Path(config["folder"]), config["name"])
+    zombies.count_stale(Ledger.recorder)
+    if config["zombie"]:
+        zombies.know_no_better()
     app = App(workflows=[OrderFlow, ParcelFlow, RaceFlow, PoisonFlow], hooks=[note])
     async with Client(config["address"]) as client:
         worker = Worker(client, app, max_tasks=config["slots"], cache=CACHE, worker_id=config["name"])
