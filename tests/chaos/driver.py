@@ -29,6 +29,8 @@ from tests.chaos.records import Count, Recorder, Scan, Seen, key_of, now_ns
 SCAN_EVERY = 3.0
 SCAN_PAGE = 10
 """Instances of a page: so few that even short runs have many pages."""
+AFTER_LAST = 5.0
+"""Seconds after the last arrival at which all naps end that end at one instant."""
 SHOT_SECONDS = 0.008
 """Between two events that are aimed at one deadline."""
 TAIL = 25
@@ -43,6 +45,8 @@ class Driver:
         workload = model.workload_from(config["workload"])
         self.rng = random.Random(f"driver/{seed}")
         self.rivals, self.shots = workload.rivals, workload.shots
+        instant = {"nap_until_ms": round((time.time() + workload.seconds + AFTER_LAST) * 1000)}
+        self.instant = instant if workload.same_instant else {}
         self.orders = model.orders(workload, seed)
         self.recorder = Recorder(Path(config["folder"]) / "client.jsonl")
         self.servers: dict[str, str] = config["servers"]
@@ -91,16 +95,15 @@ class Driver:
         await asyncio.gather(*(self._create_as(order, request_id) for request_id in request_ids))
 
     async def _create_as(self, order: Order, request_id: str) -> None:
+        params = order.params | self.instant
         request = pb.CreateInstanceRequest(
             namespace=NAMESPACE,
             workflow=order.workflow,
             instance_id=order.id,
-            params=to_payload(order.params),
+            params=to_payload(params),
             request_id=request_id,
         )
-        await self.caller.surely(
-            "create", order.key, lambda stub: stub.CreateInstance(request), order.params, request_id
-        )
+        await self.caller.surely("create", order.key, lambda stub: stub.CreateInstance(request), params, request_id)
 
     async def _approve(self, handle: Instance[Any], order: Order) -> None:
         if not order.aimed:

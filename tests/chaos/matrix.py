@@ -345,14 +345,14 @@ RACES = (
     ),
     Scenario(
         "attempt-ceiling",
-        "workers are killed so often that steps run out of attempts",
+        "workers are killed so often that steps run out of their two attempts",
         Topology(workers=8),
-        Workload(instances=150, seconds=30.0, body_ms=3000.0),
+        Workload(instances=150, seconds=30.0, body_ms=6000.0, attempts=2, failures=0),
         schedule=(
             Cycle((Nothing("F81", 0.1),), every=-0.1),
             Cycle((Kill("F01", "worker", 0.0),), every=0.25, times=60),
         ),
-        overlaps={"takeovers": 50},
+        overlaps={"takeovers": 50, "exhausted": 10},
     ),
     Scenario(
         "cancel-storm",

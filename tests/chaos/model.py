@@ -22,7 +22,6 @@ POISON = "poison"
 ATTEMPTS = 12
 """Most executions of a step: enough for a run of bad luck, and checked."""
 FAILURES = 2
-"""How often `charge` fails before it succeeds."""
 POISON_ATTEMPTS = 3
 LATE = 0.1
 """Part of the orders that are sent an event when they have ended."""
@@ -60,6 +59,10 @@ class Workload:
     """Hooks that arrive over the same time, half of them to be executed later."""
     rivals: int = 0
     """Other clients that create each order at the same time, with request ids of their own."""
+    attempts: int = ATTEMPTS
+    """Most executions of each step of an order. Of fewer than usual some orders may run out."""
+    failures: int = FAILURES
+    """How often `charge` fails before it succeeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,8 @@ class Order:
     lifecycle_after: float
     late: bool = False
     """It is sent another event when it has ended, which must be refused."""
+    attempts: int = ATTEMPTS
+    failures: int = FAILURES
 
     @property
     def key(self) -> str:
@@ -90,7 +95,13 @@ class Order:
     @property
     def params(self) -> dict[str, Any]:
         """What its workflow is given."""
-        return {"nap": self.nap, "body_ms": self.body_ms, "wait": self.wait, "aimed": self.aimed}
+        same = ("nap", "body_ms", "wait", "aimed", "attempts", "failures")
+        return {name: getattr(self, name) for name in same}
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether it need not come as far as to its child."""
+        return self.lifecycle == "terminate" or self.attempts < ATTEMPTS
 
     @property
     def approval(self) -> dict[str, Any]:
@@ -118,7 +129,7 @@ def _order(workload: Workload, rng: random.Random, number: int) -> Order:
         id=f"{workload.kind}-{number}",
         workflow=workload.kind,
         arrive=arrive,
-        nap=workload.seconds + 5 - arrive if workload.same_instant else rng.uniform(low, high),
+        nap=rng.uniform(low, high),
         body_ms=rng.uniform(0, workload.body_ms),
         approve_after=rng.uniform(-workload.aim_ms, workload.aim_ms) if aimed else rng.uniform(0, 4),
         aimed=aimed,
@@ -127,12 +138,14 @@ def _order(workload: Workload, rng: random.Random, number: int) -> Order:
         lifecycle=lifecycle,
         lifecycle_after=rng.uniform(0, 8),
         late=rng.random() < LATE,
+        attempts=workload.attempts,
+        failures=workload.failures,
     )
 
 
 def _poison(workload: Workload, rng: random.Random, number: int) -> Order:
     arrive = rng.uniform(0, workload.seconds)
-    return Order(f"poison-{number}", POISON, arrive, 0, 0, 0, False, 0, False, "", 0)
+    return Order(f"poison-{number}", POISON, arrive, 0, 0, 0, False, 0, False, "", 0, attempts=POISON_ATTEMPTS)
 
 
 HOOK_ATTEMPTS = 20
@@ -181,20 +194,25 @@ def programs(order: Order) -> list[Program]:
     return [
         Program(
             order.key,
-            ["complete", "terminated"] if order.lifecycle == "terminate" else ["complete"],
+            _ends(order),
             {
-                "reserve": ATTEMPTS,
+                "reserve": order.attempts,
                 "nap": None,
                 "approval": None,
-                "charge": ATTEMPTS,
-                "spawn": ATTEMPTS,
-                "ship": ATTEMPTS,
+                "charge": order.attempts,
+                "spawn": order.attempts,
+                "ship": order.attempts,
             },
             [*bodies] if order.aimed else ["reserve", "approval", "charge", "spawn", "ship"],
             {"spawn": child.key},
         ),
-        child if order.lifecycle != "terminate" else replace(child, ends=[]),
+        replace(child, ends=[]) if order.may_stop_early else child,
     ]
+
+
+def _ends(order: Order) -> list[str]:
+    terminated = ["terminated"] if order.lifecycle == "terminate" else []
+    return ["complete", *terminated, *(["errored"] if order.attempts < ATTEMPTS else [])]
 
 
 def parcel(instance_id: str) -> Program:

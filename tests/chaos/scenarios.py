@@ -29,7 +29,7 @@ def soak(minutes: float) -> Scenario:
 
 
 def scanned(scenario: Scenario) -> Scenario:
-    """The same, to be believed only if everything was paged through often enough. A file has one server, which may be away."""
+    """The same, to be believed only if scans came to their end. A file has one server, which may be away too long."""
     if scenario.topology.database == "sqlite":
         return scenario
     return replace(scenario, overlaps={"scans": SCANS} | scenario.overlaps)

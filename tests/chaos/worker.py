@@ -31,13 +31,12 @@ from stepwell import (
     hook,
 )
 from tests.chaos import zombies
-from tests.chaos.model import ATTEMPTS, CHILD, FAILURES, NAMESPACE, ORDER, POISON, POISON_ATTEMPTS, RACE
+from tests.chaos.model import ATTEMPTS, CHILD, NAMESPACE, ORDER, POISON, RACE
 from tests.chaos.processes import count_tasks_when_asked
 from tests.chaos.records import Effect, Handling, Recorder, key_of, now_ns
 
 CACHE = 20
 """Suspended runs that stay in memory: those of a few seconds, so that some are forgotten in every run."""
-RETRY = Retry(limit=ATTEMPTS - 1, delay="50 ms", backoff="constant")
 
 
 class Ledger:
@@ -64,6 +63,7 @@ class Steps:
         self.event = event
         self.step = step
         self.key = key_of(NAMESPACE, workflow, event.instance_id)
+        self.attempts = event.payload.get("attempts", ATTEMPTS)
         self._rng = random.Random(f"{event.instance_id}/{event.run_number}")
 
     async def do(
@@ -71,7 +71,6 @@ class Steps:
         name: str,
         work: Callable[[], Awaitable[None]] | None = None,
         failures: int = 0,
-        retry: Retry = RETRY,
         in_thread: bool = False,
     ) -> Any:
         """A step whose body fails so often, then does the work, and returns what no other execution returns.
@@ -95,6 +94,7 @@ class Steps:
             return execution.ended()
 
         chosen: Any = body_in_thread if in_thread else body
+        retry = Retry(limit=self.attempts - 1, delay="50 ms", backoff="constant")
         return await self.step.do(name, chosen, retries=retry, timeout="1 minute")
 
     async def approval(self) -> Any:
@@ -141,11 +141,14 @@ class OrderFlow(WorkflowEntrypoint[Any, Any]):
     async def run(self, event: WorkflowEvent[Any], step: WorkflowStep) -> Any:
         steps = Steps(ORDER, event, step)
         output = {"reserve": await steps.do("reserve", in_thread=True)}
-        await step.sleep("nap", event.payload["nap"] * 1000)
+        if "nap_until_ms" in event.payload:
+            await step.sleep_until("nap", event.payload["nap_until_ms"])
+        else:
+            await step.sleep("nap", event.payload["nap"] * 1000)
         approval = await steps.approval()
         if not event.payload["aimed"]:
             output["approval"] = approval
-        output["charge"] = await steps.do("charge", failures=FAILURES)
+        output["charge"] = await steps.do("charge", failures=event.payload["failures"])
         output["spawn"] = await steps.do("spawn", lambda: self._start_parcel(event))
         output["ship"] = await steps.do("ship", in_thread=True)
         return output
@@ -184,8 +187,7 @@ class PoisonFlow(WorkflowEntrypoint[Any, Any]):
         async def die() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        retry = Retry(limit=POISON_ATTEMPTS - 1, delay="50 ms", backoff="constant")
-        return {"die": await Steps(POISON, event, step).do("die", die, retry=retry)}
+        return {"die": await Steps(POISON, event, step).do("die", die)}
 
 
 @hook("note")
