@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.chaos.faults import ClockStep, DatabaseRestart, Drain, Freeze, Kill, Nothing, Partition, Storm
+from tests.chaos.database_faults import ClockStep, DatabaseRestart
+from tests.chaos.faults import Drain, Freeze, Kill, Nothing, Partition, Storm
 from tests.chaos.model import Workload
 from tests.chaos.run import Cycle, Scenario
 from tests.chaos.site import Topology

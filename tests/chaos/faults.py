@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -11,9 +10,6 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
-import asyncpg
-
-from tests.chaos.databases import Postgres
 from tests.chaos.processes import Running
 from tests.chaos.records import Fault, now_ns, wall_us
 from tests.chaos.site import Site
@@ -137,115 +133,6 @@ class Partition(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class DatabaseRestart(Kind):
-    """PostgreSQL stops, stays away for some leases, and comes back."""
-
-    mode: str = "immediate"
-    away: float = 0.0
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        async with self.noted(site, "database", mode=self.mode):
-            await site.database.stop(self.mode)
-            await asyncio.sleep(self.away * site.lease)
-            await site.database.start()
-
-
-@dataclass(frozen=True, slots=True)
-class Sql(Kind):
-    """Statements of a stranger's, and those that undo them after some leases."""
-
-    statements: tuple[str, ...]
-    undo: tuple[str, ...] = ()
-    leases: float = 1.0
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        async with self.noted(site, f"database {self.statements[0]}"):
-            await site.database.execute(*self.statements)
-            await asyncio.sleep(self.leases * site.lease)
-            await site.database.execute(*self.undo)
-
-
-@dataclass(frozen=True, slots=True)
-class LostListener(Kind):
-    """The sessions over which servers hear and send hints are ended, and nothing else is.
-
-    All other sessions of servers have a name. The last thing that this one said is that it listens, or a hint.
-    """
-
-    leases: float = 0.3
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        async with self.noted(site, "listeners"):
-            ended = await site.database.rows(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '' "
-                "AND (query LIKE 'LISTEN %' OR query LIKE 'SELECT pg_notify(%') AND pid <> pg_backend_pid()"
-            )
-            site.count("listeners_dropped", len(ended))
-            await asyncio.sleep(self.leases * site.lease)
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignLock(Kind):
-    """A stranger's transaction holds locks and does nothing."""
-
-    statement: str
-    leases: float = 2.0
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        connection = await asyncpg.connect(site.database.url)
-        async with self.noted(site, f"database {self.statement}"):
-            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):
-                async with connection.transaction():
-                    await connection.execute(self.statement)
-                    await asyncio.sleep(self.leases * site.lease)
-        await connection.close()
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenBackend(Kind):
-    """SIGSTOP of a PostgreSQL process that is in the middle of a transaction of ours."""
-
-    leases: float = 2.0
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        pid = await site.database.value(
-            "SELECT pid FROM pg_stat_activity WHERE application_name = 'stepwell' "
-            "ORDER BY (state LIKE '%transaction%' OR state = 'active') DESC, random() LIMIT 1"
-        )
-        if pid is None:
-            return
-        async with self.noted(site, f"backend {pid}"):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-                await asyncio.sleep(self.leases * site.lease)
-                os.kill(pid, signal.SIGCONT)
-
-
-@dataclass(frozen=True, slots=True)
-class ClockStep(Kind):
-    """The database's clock is moved, or stands still for some leases and then is right again."""
-
-    seconds: float = 0.0
-    stands: float = 0.0
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        async with self.noted(site, "database", seconds=self.seconds, stands=self.stands):
-            await site.database.execute(
-                f"UPDATE chaos.clock_steps SET shift = shift + interval '{self.seconds} seconds'"
-            )
-            if self.stands:
-                await site.database.execute("UPDATE chaos.clock_steps SET stands_at = pg_catalog.clock_timestamp()")
-                await asyncio.sleep(self.stands * site.lease)
-                await site.database.execute("UPDATE chaos.clock_steps SET stands_at = NULL")
-
-
-@dataclass(frozen=True, slots=True)
 class Starve(Kind):
     """A process gets a share of its time only, in slices of a tenth of a second."""
 
@@ -274,6 +161,49 @@ class Block(Kind):
         async with self.noted(site, f"{one.name}-{one.starts - 1}"):
             one.signal(signal.SIGUSR1)
             await asyncio.sleep(2 * site.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPoint(Kind):
+    """A server is started so that it ends when it passes a place for the `hit`-th time, and then started as ever."""
+
+    point: str
+    hit: int = 3
+    leases: float = 5.0
+
+    async def fire(self, site: Site) -> None:
+        one = await victim(site, "server")
+        async with self.noted(site, f"{one.name}-{one.starts - 1}", point=self.point, hit=self.hit):
+            one.signal(signal.SIGKILL)
+            await one.gone()
+            one.environment["STEPWELL_FAILPOINT"] = f"{self.point}:{self.hit}"
+            with suppress(ProcessLookupError):  # it may crash before it serves
+                await one.start()
+            one.expect_exit()
+            with suppress(TimeoutError):
+                await one.gone(self.leases * site.lease)
+            del one.environment["STEPWELL_FAILPOINT"]
+            one.signal(signal.SIGKILL)
+            await one.gone()
+            await one.start()
+
+
+@dataclass(frozen=True, slots=True)
+class Respawn(Kind):
+    """Workers that die by themselves are started again."""
+
+    leases: float = 10.0
+
+    async def fire(self, site: Site) -> None:
+        async with self.noted(site, "workers"):
+            loop = asyncio.get_running_loop()
+            until = loop.time() + self.leases * site.lease
+            while loop.time() < until:
+                for name in site.worker_names:
+                    one = site.processes[name]
+                    if not one.alive:
+                        await one.start()
+                await asyncio.sleep(0.1)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,22 +3,9 @@
 from __future__ import annotations
 
 from tests.chaos.catalogue import KILLS, LONG_BODIES, SQLITE
-from tests.chaos.faults import (
-    Block,
-    ClockStep,
-    DatabaseRestart,
-    ForeignLock,
-    Freeze,
-    FrozenBackend,
-    Kill,
-    LostListener,
-    Nothing,
-    Partition,
-    Sql,
-    Starve,
-    Storm,
-)
-from tests.chaos.file_faults import BrokenDisk, BusyFile, CrashPoint, FullDisk, Respawn, SecondServer
+from tests.chaos.database_faults import ClockStep, DatabaseRestart, ForeignLock, FrozenBackend, LostListener, Sql
+from tests.chaos.faults import Block, CrashPoint, Freeze, Kill, Nothing, Partition, Respawn, Starve, Storm
+from tests.chaos.file_faults import BrokenDisk, BusyFile, FullDisk, SecondServer
 from tests.chaos.model import Workload
 from tests.chaos.run import Cycle, Scenario
 from tests.chaos.site import Topology

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.chaos.catalogue import CATALOGUE
-from tests.chaos.faults import DatabaseRestart, Kill
+from tests.chaos.database_faults import DatabaseRestart
+from tests.chaos.faults import Kill
 from tests.chaos.matrix import MATRIX
 from tests.chaos.model import Workload
 from tests.chaos.run import Cycle, Scenario
