@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tests.chaos.database_faults import ClockStep, DatabaseRestart
-from tests.chaos.faults import Drain, Freeze, Kill, Nothing, Partition, Storm
+from tests.chaos.faults import Drain, Freeze, Kill, KillAll, Nothing, Partition, Storm
 from tests.chaos.model import Workload
 from tests.chaos.run import Cycle, Scenario
 from tests.chaos.site import Topology
@@ -113,10 +113,13 @@ CATALOGUE = (
     ),
     Scenario(
         "hooks",
-        "10,000 hooks, half of them for later; servers that need dispatchers; kill -9 of anybody, 20 times",
+        "10,000 hooks, half of them for later; servers that need dispatchers; kill -9 of anybody, and of all of these",
         SIDECARS,
         Workload(instances=40, seconds=50.0, hooks=10_000),
-        schedule=(Cycle((*KILLS, Kill("F09", "dispatcher")), every=1.0, times=20),),
+        schedule=(
+            Cycle((*KILLS, Kill("F09", "dispatcher")), every=1.0, times=20),
+            Cycle((KillAll("F09", "dispatcher"),), every=-1.0, times=2),
+        ),
         drain_leases=30.0,
         patience=5.0,  # a dispatcher that polls does so every five seconds, and it may be the only one left
     ),

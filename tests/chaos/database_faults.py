@@ -7,6 +7,7 @@ import os
 import signal
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import asyncpg
 
@@ -43,7 +44,8 @@ class Sql(Kind):
         async with self.noted(site, f"database {self.statements[0]}"):
             await site.database.execute(*self.statements)
             await asyncio.sleep(self.leases * site.lease)
-            await site.database.execute(*self.undo)
+            if self.undo:
+                await site.database.execute(*self.undo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,23 +88,43 @@ class ForeignLock(Kind):
 
 @dataclass(frozen=True, slots=True)
 class FrozenBackend(Kind):
-    """SIGSTOP of a PostgreSQL process that is in the middle of a transaction of ours."""
+    """SIGSTOP of a PostgreSQL process in the middle of a transaction of ours that has written, and so holds locks."""
 
     leases: float = 2.0
 
     async def fire(self, site: Site) -> None:
         assert isinstance(site.database, Postgres)
-        pid = await site.database.value(
-            "SELECT pid FROM pg_stat_activity WHERE application_name = 'stepwell' "
-            "ORDER BY (state LIKE '%transaction%' OR state = 'active') DESC, random() LIMIT 1"
-        )
+        connection = await asyncpg.connect(site.database.url)
+        try:
+            pid = await _frozen_writer(connection)
+        finally:
+            await connection.close()
         if pid is None:
-            return
+            return  # the checker misses the fault
         async with self.noted(site, f"backend {pid}"):
+            await asyncio.sleep(self.leases * site.lease)
             with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-                await asyncio.sleep(self.leases * site.lease)
                 os.kill(pid, signal.SIGCONT)
+
+
+async def _frozen_writer(connection: Any) -> int | None:
+    """A process that is stopped, and was found to be still writing when it was. None if a second brought none.
+
+    It waits for the next statement, so that all it holds are locks of rows, and none that everybody needs.
+    """
+    writing = "application_name = 'stepwell' AND state = 'idle in transaction' AND backend_xid IS NOT NULL"
+    loop = asyncio.get_running_loop()
+    until = loop.time() + 1
+    while loop.time() < until:
+        pid: int | None = await connection.fetchval(f"SELECT pid FROM pg_stat_activity WHERE {writing} LIMIT 1")
+        if pid is None:
+            continue
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGSTOP)
+            if await connection.fetchval(f"SELECT pid FROM pg_stat_activity WHERE {writing} AND pid = $1", pid):
+                return pid
+            os.kill(pid, signal.SIGCONT)
+    return None
 
 
 @dataclass(frozen=True, slots=True)

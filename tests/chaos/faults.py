@@ -10,9 +10,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
-from tests.chaos.processes import Running
-from tests.chaos.records import Fault, now_ns, wall_us
-from tests.chaos.site import Site
+from tests.chaos.processes import ROOT, Running, python
+from tests.chaos.records import Fault, Trouble, now_ns, wall_us
+from tests.chaos.site import DRAIN_GRACE, Site
+
+CRASHED = 42
+"""The exit code of a server that a failpoint has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +46,15 @@ async def victim(site: Site, role: str) -> Running:
     return site.rng.choice(candidates)
 
 
+async def everybody(site: Site, role: str) -> list[Running]:
+    """All processes of the role, as soon as all serve and move."""
+    number = sum(name.startswith(role) for name in site.processes)
+    async with asyncio.timeout(60):
+        while len(there := site.of_role(role)) < number:
+            await asyncio.sleep(0.05)
+    return there
+
+
 @dataclass(frozen=True, slots=True)
 class Kill(Kind):
     """kill -9, and a new process under the same name after a while."""
@@ -57,6 +69,45 @@ class Kill(Kind):
             await one.gone()
             await asyncio.sleep(self.respawn * site.lease)
             await one.start()
+
+
+@dataclass(frozen=True, slots=True)
+class KillAll(Kind):
+    """kill -9 of all of a role at once; they are away for some leases and come back at once."""
+
+    role: str
+    away: float = 2.0
+
+    async def fire(self, site: Site) -> None:
+        there = await everybody(site, self.role)
+        async with self.noted(site, f"every {self.role}"):
+            for one in there:
+                one.signal(signal.SIGKILL)
+            await asyncio.gather(*(one.gone() for one in there))
+            await asyncio.sleep(self.away * site.lease)
+            await asyncio.gather(*(one.start() for one in there))
+
+
+@dataclass(frozen=True, slots=True)
+class Herd(KillAll):
+    """The same, and when they are back many others come, too, all of whom must be welcome in time (`herd.py`)."""
+
+    streams: int = 300
+    seconds: float = 15.0
+
+    async def fire(self, site: Site) -> None:
+        await KillAll.fire(self, site)
+        servers = [site.direct(name) for name in site.server_names]
+        config = {"servers": servers, "streams": self.streams, "seconds": self.seconds}
+        process = await asyncio.create_subprocess_exec(
+            *python("herd", config), cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+        )
+        said, complaints = await process.communicate()
+        welcomed = int(said or 0)
+        site.count("herd_welcomed", welcomed)
+        if welcomed < self.streams:
+            text = f"{welcomed} of {self.streams} streams were welcome within {self.seconds:g} s {complaints.decode()}"
+            site.recorder.record(Trouble("herd", text, now_ns()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +127,7 @@ class Freeze(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Drain(Kind):
-    """SIGTERM: it leaves in good order, and another takes its name."""
+    """SIGTERM: it leaves in good order and in time, and another takes its name."""
 
     role: str
     next_one: bool = False
@@ -86,9 +137,13 @@ class Drain(Kind):
         one = await victim(site, self.role)
         if self.next_one:
             one = min(site.of_role(self.role), key=lambda other: (other.starts, other.name))
-        async with self.noted(site, f"{one.name}-{one.starts - 1}"):
+        process, loop = f"{one.name}-{one.starts - 1}", asyncio.get_running_loop()
+        async with self.noted(site, process):
+            began = loop.time()
             one.signal(signal.SIGTERM)
-            await one.gone()
+            code, took = await one.gone(), loop.time() - began
+            if code != 0 or took > DRAIN_GRACE[self.role] + 2:
+                site.recorder.record(Trouble(process, f"it left with {code}, {took:.1f} s after SIGTERM", now_ns()))
             await one.start()
 
 
@@ -154,7 +209,7 @@ class Starve(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Block(Kind):
-    """The event loop of a server does nothing for two leases (`server.py`)."""
+    """The event loop of a server does nothing for two leases. It must be that of `server.py`."""
 
     async def fire(self, site: Site) -> None:
         one = await victim(site, "server")
@@ -168,20 +223,21 @@ class CrashPoint(Kind):
     """A server is started so that it ends when it passes a place for the `hit`-th time, and then started as ever."""
 
     point: str
-    hit: int = 3
-    leases: float = 5.0
+    hit: int
+    leases: float = 2.0
 
     async def fire(self, site: Site) -> None:
         one = await victim(site, "server")
-        async with self.noted(site, f"{one.name}-{one.starts - 1}", point=self.point, hit=self.hit):
+        async with self.noted(site, f"{one.name}-{one.starts - 1} {self.point}:{self.hit}"):
             one.signal(signal.SIGKILL)
             await one.gone()
             one.environment["STEPWELL_FAILPOINT"] = f"{self.point}:{self.hit}"
             with suppress(ProcessLookupError):  # it may crash before it serves
-                await one.start()
-            one.expect_exit()
+                await one.start(may_end=True)
+            code = 0
             with suppress(TimeoutError):
-                await one.gone(self.leases * site.lease)
+                code = await one.gone(self.leases * site.lease)
+            site.count("crash_points" if code == CRASHED else f"not reached: {self.point}:{self.hit}")
             del one.environment["STEPWELL_FAILPOINT"]
             one.signal(signal.SIGKILL)
             await one.gone()

@@ -53,13 +53,13 @@ class Running:
         assert self.process is not None
         return self.process.pid
 
-    async def start(self, seconds: float = 60.0) -> None:
-        """Start it, and wait until it serves."""
+    async def start(self, seconds: float = 60.0, *, may_end: bool = False) -> None:
+        """Start it, and wait until it serves. `may_end`: it is right if it ends by itself, even before that."""
         log = self.folder / "logs" / f"{self.name}-{self.starts}.log"
         log.parent.mkdir(exist_ok=True)
         self._logs.append(log)
         self.starts += 1
-        self._ordered, self.frozen, self.serves = False, False, False
+        self._ordered, self.frozen, self.serves = may_end, False, False
         with log.open("wb") as file:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command(),

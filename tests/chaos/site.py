@@ -22,6 +22,8 @@ from tests.chaos.records import Count, Recorder
 
 SLOTS = 40
 """Runs that a worker takes at once."""
+DRAIN_GRACE = {"server": 5.0, "worker": 10.0}
+"""Seconds in which what is under way may end when a process is told to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,10 +116,9 @@ class Site:
         """Where a server really listens."""
         return f"127.0.0.1:{self.ports[server]}"
 
-    async def weather(self, link: str, do: str, **options: Any) -> dict[str, int]:
+    async def weather(self, link: str, do: str, **options: Any) -> None:
         """Tell the proxy what happens to a link."""
-        answer: dict[str, int] = await self.processes["proxy"].tell({"link": link, "do": do, **options})
-        return answer
+        await self.processes["proxy"].tell({"link": link, "do": do, **options})
 
     # ---- what is started
 
@@ -134,7 +135,7 @@ class Site:
         for name in names:
             self._add(name, lambda name=name: self._server(name), ready="listening on")  # type: ignore[misc]
         for name in self.worker_names:
-            self._add(name, lambda name=name: self._worker(name))  # type: ignore[misc]
+            self._add(name, lambda name=name: self._worker(name), ready="ready")  # type: ignore[misc]
         for name, mode in zip(self.dispatcher_names, self.topology.dispatchers, strict=True):
             self._add(name, lambda name=name, mode=mode: self._dispatcher(name, mode))  # type: ignore[misc]
 
@@ -161,19 +162,27 @@ class Site:
         url = self.database.url
         if isinstance(self.database, Postgres):
             url = self.database.through(self.links[f"{name}/database"])
-        store = {"folder": str(self.folder), "name": name, "seed": self.seed, **self.topology.store}
+        store = {"folder": str(self.folder), "name": name, "seed": self.seed, "lease": lease, **self.topology.store}
         program = ["stepwell_server"] if not self.topology.store else ["tests.chaos.server", json.dumps(store)]
         return [
             *(sys.executable, "-m", *program),
             *("--listen", self.direct(name), "--ops-listen", "127.0.0.1:0", "--database", url),
             *("--leases.lease", f"{lease}", "--leases.ack-window", f"{lease}"),  # of a machine that is busy
-            *("--leases.reconnect-grace", f"{lease / 6}", "--drain-settle", "0.2", "--drain-grace", "5"),
+            *("--leases.reconnect-grace", f"{lease / 6}", "--drain-settle", "0.2"),
+            *("--drain-grace", f"{DRAIN_GRACE['server']}"),
             *self.topology.settings,
         ]
 
     def _worker(self, name: str) -> list[str]:
-        config = {"folder": str(self.folder), "name": name, "address": self.address(name), "slots": SLOTS}
-        return python("worker", config | {"zombie": name in self.worker_names[: self.topology.zombies]})
+        config = {
+            "folder": str(self.folder),
+            "name": name,
+            "address": self.address(name),
+            "slots": SLOTS,
+            "grace": DRAIN_GRACE["worker"],
+            "zombie": name in self.worker_names[: self.topology.zombies],
+        }
+        return python("worker", config)
 
     def _dispatcher(self, name: str, mode: str) -> list[str]:
         return [sys.executable, "-m", "stepwell.cli", "dispatcher", "--server", self.address(name), "--mode", mode]

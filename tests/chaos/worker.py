@@ -220,10 +220,12 @@ async def work(config: dict[str, Any]) -> None:
         zombies.know_no_better()
     app = App(workflows=[OrderFlow, ParcelFlow, RaceFlow, PoisonFlow], hooks=[note])
     async with Client(config["address"]) as client:
-        worker = Worker(client, app, max_tasks=config["slots"], cache=CACHE, worker_id=config["name"])
+        limits: dict[str, Any] = {"max_tasks": config["slots"], "cache": CACHE, "grace": config["grace"] * 1000}
+        worker = Worker(client, app, worker_id=config["name"], **limits)
         working = asyncio.create_task(worker.run())
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
         count_tasks_when_asked(Path(config["folder"]), config["name"])
+        print("ready", flush=True)
         with suppress(asyncio.CancelledError):
             await working
 
