@@ -99,6 +99,7 @@ DATABASE = (
         "PostgreSQL is away for 20 leases: nothing that is executing is taken away",
         workload=LONG_BODIES,
         schedule=(Cycle((DatabaseRestart("F22", "fast", 20.0),), every=-1.0),),
+        takeovers_at_most=0,
     ),
     Scenario(
         "frozen-backend",
@@ -112,6 +113,7 @@ DATABASE = (
         workload=SMALL,
         schedule=(Cycle((LostListener("F24"),), every=-0.01, times=30),),
         overlaps={"listeners_dropped": 20},
+        excuse=False,
     ),
     Scenario(
         "foreign-lock",
@@ -231,6 +233,7 @@ NETWORK = (
         "8 kB/s between workers and servers",
         workload=SMALL,
         schedule=(Cycle((Storm("F53", "worker-*/server-*", "rate", 4.0, 6, {"bytes": 8000}),), -0.5, 3),),
+        excuse=False,
     ),
     Scenario(
         "delay",
@@ -240,6 +243,8 @@ NETWORK = (
             Cycle((Storm("F54", "*/server-*", "delay", 4.0, 99, {"ms": 200, "jitter": 150}),), -0.5, 2),
             Cycle((Storm("F54", "*/database", "delay", 3.0, 99, {"ms": 20, "jitter": 15}),), -0.5, 2),
         ),
+        takeovers_at_most=0,
+        excuse=False,
     ),
     Scenario(
         "half-open",
@@ -280,6 +285,7 @@ NETWORK = (
         "connections on which nothing moves for one and a half seconds are reset",
         workload=SMALL,
         schedule=(Cycle((Storm("F57", "*", "idle", 12.0, 99, {"seconds": 1.5}),), -0.1),),
+        excuse=False,
     ),
     Scenario(
         "goaway",

@@ -52,6 +52,10 @@ class Scenario:
     """Leases that a timer may be late while nothing is broken; more on a machine that is busy."""
     once: bool = False
     """Nothing may be executed twice: nobody was lost."""
+    takeovers_at_most: int | None = None
+    """Leases that may end because their holder seemed to be lost. None: as many as there are."""
+    excuse: bool = True
+    """Timers may be late while something is broken."""
     flat: bool = False
     """Nothing may have grown in the end: memory, descriptors, threads, tasks, and tables but for their rows."""
 
