@@ -115,7 +115,7 @@ CATALOGUE = (
         "hooks",
         "10,000 hooks, half of them for later; servers that need dispatchers; kill -9 of anybody, and of all of these",
         SIDECARS,
-        Workload(instances=40, seconds=50.0, hooks=10_000),
+        Workload(instances=40, seconds=50.0, hooks=10_000, elsewhere=0.0),  # where no dispatcher is
         schedule=(
             Cycle((*KILLS, Kill("F09", "dispatcher")), every=1.0, times=20),
             Cycle((KillAll("F09", "dispatcher"),), every=-1.0, times=2),

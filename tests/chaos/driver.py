@@ -11,7 +11,7 @@ import random
 import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from stepwell.v1 import workflows_pb2 as pb
 from tests.chaos import model
 from tests.chaos.calls import Ask, Caller
 from tests.chaos.hook_driver import HookDriver
-from tests.chaos.model import CHILD, NAMESPACE, POISON, Order
+from tests.chaos.model import CHILD, NAMESPACE, NAMESPACES, POISON, Order
 from tests.chaos.records import Count, Recorder, Scan, Seen, key_of, now_ns
 
 SCAN_EVERY = 3.0
@@ -60,7 +60,9 @@ class Driver:
     async def run(self) -> None:
         """All orders, from arrival to end; then the tail that shows that everything answers again."""
         self.began = asyncio.get_running_loop().time()
-        async with Client(self.address) as self.client:
+        async with AsyncExitStack() as stack:
+            clients = [Client(self.address, namespace=one) for one in NAMESPACES]
+            self.clients = {one.namespace: await stack.enter_async_context(one) for one in clients}
             looking = [asyncio.create_task(look) for look in self._looks()]
             await asyncio.gather(self.hooks.trigger_all(self.began), *(self._order(order) for order in self.orders))
             print("ended", flush=True)
@@ -72,16 +74,17 @@ class Driver:
 
     def _looks(self) -> list[Coroutine[Any, Any, None]]:
         """What is looked at all the time."""
+        scans = [self._scan(client) for client in self.clients.values()]
         if not self.hooks.batches:
-            return [self._scan()]
-        return [self._scan(), self.hooks.ask(), *(self.hooks.follow(server) for server in self.servers)]
+            return scans
+        return [*scans, self.hooks.ask(), *(self.hooks.follow(server) for server in self.servers)]
 
     # ---- one order
 
     async def _order(self, order: Order) -> None:
         await asyncio.sleep(self.began + order.arrive - asyncio.get_running_loop().time())
         await self._create(order)
-        handle: Instance[Any] = Instance(self.client, order.workflow, order.id)
+        handle: Instance[Any] = Instance(self.clients[order.namespace], order.workflow, order.id)
         if order.workflow == POISON:
             await self._watch(handle, order.key)
             return
@@ -97,7 +100,7 @@ class Driver:
     async def _create_as(self, order: Order, request_id: str) -> None:
         params = order.params | self.instant
         request = pb.CreateInstanceRequest(
-            namespace=NAMESPACE,
+            namespace=order.namespace,
             workflow=order.workflow,
             instance_id=order.id,
             params=to_payload(params),
@@ -118,7 +121,7 @@ class Driver:
 
     async def _send(self, order: Order, payload: dict[str, Any]) -> None:
         request = pb.SendEventRequest(
-            namespace=NAMESPACE,
+            namespace=order.namespace,
             workflow=order.workflow,
             instance_id=order.id,
             type="approval",
@@ -161,8 +164,8 @@ class Driver:
     async def _manage(self, op: str, order: Order) -> None:
         verb = f"{op.capitalize()}Instance"
         request_id = uuid4().hex
-        named = {"namespace": NAMESPACE, "workflow": order.workflow, "instance_id": order.id, "request_id": request_id}
-        request = getattr(pb, f"{verb}Request")(**named)
+        named = {"namespace": order.namespace, "workflow": order.workflow, "instance_id": order.id}
+        request = getattr(pb, f"{verb}Request")(**named, request_id=request_id)
         await self.caller.surely(op, order.key, lambda stub: getattr(stub, verb)(request), {}, request_id)
 
     # ---- reading
@@ -192,27 +195,17 @@ class Driver:
         else:
             await self.caller.surely("get", key, ask)
 
-    async def _scan(self) -> None:
-        """Page through everything, again and again, while it changes."""
+    async def _scan(self, client: Client) -> None:
+        """Page through everything of a namespace, again and again, while it changes."""
         workflow = self.orders[0].workflow
         while True:
             await asyncio.sleep(SCAN_EVERY)
             invoked = now_ns()
             try:
-                keys = [key async for key in self._pages(workflow)]
+                keys = [key async for key in _pages(client, workflow)]
             except CallFailed:  # a page that never came: there is nothing to say about the scan
                 continue
-            self.recorder.record(Scan("driver", NAMESPACE, workflow, keys, invoked, now_ns()), Count("scans", 1))
-
-    async def _pages(self, workflow: str) -> AsyncIterator[str]:
-        request = pb.ListInstancesRequest(namespace=NAMESPACE, workflow=workflow, page_size=SCAN_PAGE)
-        while True:
-            page = await self.client.call(self.client.stub.ListInstances(request, timeout=self.client.timeout))
-            for one in page.instances:
-                yield key_of(one.namespace, one.workflow, one.instance_id)
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
+            self.recorder.record(Scan("driver", client.namespace, workflow, keys, invoked, now_ns()), Count("scans", 1))
 
     # ---- the end
 
@@ -238,7 +231,19 @@ class Driver:
             "create", program.key, lambda stub: stub.CreateInstance(request), {}, request.request_id, server
         )
         if known:
-            await self._watch(Instance(self.client, CHILD, request.instance_id), program.key)
+            await self._watch(Instance(self.clients[NAMESPACE], CHILD, request.instance_id), program.key)
+
+
+async def _pages(client: Client, workflow: str) -> AsyncIterator[str]:
+    """The keys of all instances, page by page."""
+    request = pb.ListInstancesRequest(namespace=client.namespace, workflow=workflow, page_size=SCAN_PAGE)
+    while True:
+        page = await client.call(client.stub.ListInstances(request, timeout=client.timeout))
+        for one in page.instances:
+            yield key_of(one.namespace, one.workflow, one.instance_id)
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
 
 
 def _spelled(status: str) -> str:

@@ -14,6 +14,9 @@ from typing import Any, Literal, TypeAlias
 from tests.chaos.records import Program, key_of
 
 NAMESPACE = "default"
+ELSEWHERE = "elsewhere"
+"""Another namespace, with orders of the same ids."""
+NAMESPACES = (NAMESPACE, ELSEWHERE)
 ORDER = "order"
 CHILD = "parcel"
 RACE = "race"
@@ -63,6 +66,8 @@ class Workload:
     """Most executions of each step of an order. Of fewer than usual some orders may run out."""
     failures: int = FAILURES
     """How often `charge` fails before it succeeds."""
+    elsewhere: float = 0.1
+    """Part of the orders whose ids there are once more, in another namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +91,12 @@ class Order:
     """It is sent another event when it has ended, which must be refused."""
     attempts: int = ATTEMPTS
     failures: int = FAILURES
+    namespace: str = NAMESPACE
 
     @property
     def key(self) -> str:
         """What the records call it."""
-        return key_of(NAMESPACE, self.workflow, self.id)
+        return key_of(self.namespace, self.workflow, self.id)
 
     @property
     def params(self) -> dict[str, Any]:
@@ -113,6 +119,8 @@ def orders(workload: Workload, seed: int) -> list[Order]:
     """The orders of a run, by arrival."""
     rng = random.Random(f"orders/{seed}")
     drawn = [_order(workload, rng, number) for number in range(workload.instances)]
+    others = [_order(workload, rng, number) for number in range(round(workload.instances * workload.elsewhere))]
+    drawn += [replace(order, namespace=ELSEWHERE) for order in others]
     poison = [_poison(workload, rng, number) for number in range(workload.poison)]
     return sorted([*drawn, *poison], key=lambda order: order.arrive)
 
@@ -189,7 +197,7 @@ def programs(order: Order) -> list[Program]:
         return [Program(order.key, ["errored"], {"die": POISON_ATTEMPTS})]
     if order.workflow == RACE:
         return [Program(order.key, ["complete"], {"approval": None, "tail": None})]
-    child = parcel(f"{order.id}-parcel")
+    child = parcel(f"{order.id}-parcel", order.namespace)
     bodies = ("reserve", "charge", "spawn", "ship")
     return [
         Program(
@@ -215,9 +223,9 @@ def _ends(order: Order) -> list[str]:
     return ["complete", *terminated, *(["errored"] if order.attempts < ATTEMPTS else [])]
 
 
-def parcel(instance_id: str) -> Program:
+def parcel(instance_id: str, namespace: str = NAMESPACE) -> Program:
     """What a child does."""
-    return Program(key_of(NAMESPACE, CHILD, instance_id), ["complete"], {"pack": ATTEMPTS}, ["pack"])
+    return Program(key_of(namespace, CHILD, instance_id), ["complete"], {"pack": ATTEMPTS}, ["pack"])
 
 
 def operations(workload: Workload, drawn: list[Order]) -> dict[str, int]:

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from tests.chaos import model, snapshot, trail
 from tests.chaos.databases import Postgres, Sqlite
 from tests.chaos.faults import Kind
-from tests.chaos.model import CHILD, Workload
+from tests.chaos.model import CHILD, NAMESPACES, Workload
 from tests.chaos.records import Plan, Recorder, Stage, Trouble, now_ns, wall_us
 from tests.chaos.site import SLOTS, Site, Topology, open_site
 from tests.chaos.vitals import Vitals
@@ -144,9 +145,10 @@ class Run:
         async with asyncio.timeout(60):
             while True:
                 rows = await snapshot.fetch(
-                    site.database.url, "SELECT name FROM handlers WHERE registered_at IS NOT NULL"
+                    site.database.url, "SELECT namespace, name FROM handlers WHERE registered_at IS NOT NULL"
                 )
-                if {CHILD, self.orders[0].workflow} <= {row["name"] for row in rows}:
+                wanted = set(product(NAMESPACES, (CHILD, self.orders[0].workflow)))
+                if wanted <= {(row["namespace"], row["name"]) for row in rows}:
                     return
                 await asyncio.sleep(0.1)
 

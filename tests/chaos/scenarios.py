@@ -12,7 +12,8 @@ from tests.chaos.model import Workload
 from tests.chaos.run import Cycle, Scenario
 from tests.chaos.site import Topology
 
-SCANS = 5
+SCANS = 10
+"""Scans of both namespaces that a run must have finished."""
 
 
 def soak(minutes: float) -> Scenario:

@@ -9,11 +9,16 @@ import socket
 import sys
 from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
+from grpc import aio
+
+from stepwell.v1.namespaces_pb2 import CreateNamespaceRequest
+from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from tests.chaos import model, trail
 from tests.chaos.databases import Postgres, Sqlite, small_disk, start_postgres
 from tests.chaos.model import Workload
@@ -213,6 +218,7 @@ class Site:
         self.plan()
         await self.processes["proxy"].start()
         await asyncio.gather(*(self.processes[name].start() for name in self.server_names))
+        await _make_namespace(self.direct(self.server_names[0]))
         clients = [*self.worker_names, *self.dispatcher_names]
         await asyncio.gather(*(self.processes[name].start() for name in clients))
 
@@ -242,6 +248,17 @@ async def _opened(site: Site) -> AsyncIterator[Site]:
         yield site
     finally:
         await site.close()
+
+
+async def _make_namespace(address: str) -> None:
+    """Make the other namespace, over a store that may stumble."""
+    request = CreateNamespaceRequest(name=model.ELSEWHERE, request_id=uuid4().hex)
+    async with aio.insecure_channel(address) as channel, asyncio.timeout(20):
+        while True:
+            with suppress(aio.AioRpcError):
+                await NamespaceServiceStub(channel).CreateNamespace(request)
+                return
+            await asyncio.sleep(0.1)
 
 
 async def _migrate(url: str) -> None:
