@@ -99,10 +99,11 @@ class Herd(KillAll):
         await KillAll.fire(self, site)
         servers = [site.direct(name) for name in site.server_names]
         config = {"servers": servers, "streams": self.streams, "seconds": self.seconds}
-        process = await asyncio.create_subprocess_exec(
-            *python("herd", config), cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
-        )
-        said, complaints = await process.communicate()
+        async with self.noted(site, f"{self.streams} others"):
+            process = await asyncio.create_subprocess_exec(
+                *python("herd", config), cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            )
+            said, complaints = await process.communicate()
         welcomed = int(said or 0)
         site.count("herd_welcomed", welcomed)
         if welcomed < self.streams:
