@@ -9,13 +9,22 @@ from stepwell.holdings import Holdings
 from stepwell.v1 import workers_pb2 as pb
 from tests.chaos.records import Count, Recorder
 
+_late: set[tuple[int, int]] = set()
+"""Task and fence of leases that this process has lost, and reported on all the same."""
+
 
 def count_stale(recorder: Recorder) -> None:
-    """Write down each time that this process is told that a report was about a lease which it had lost."""
+    """Write down each lease that this process is told to have lost while it worked on it, or after it reported on it.
+
+    A heartbeat that crosses the end of a run is told so, too, which means nothing.
+    """
     receive = Holdings.receive
 
     def counting(self: Holdings, frame: pb.ServerFrame) -> None:
-        if frame.HasField("stale"):
+        held = self._held.get(frame.task_id)
+        lease, is_held = (frame.task_id, frame.fence), held is not None and held.fence == frame.fence
+        if frame.HasField("stale") and (is_held or lease in _late):
+            _late.discard(lease)
             recorder.record(Count("stale_reports", 1))
         receive(self, frame)
 
@@ -29,9 +38,10 @@ def know_no_better() -> None:
     def reporting(self: Holdings, welcome: pb.Welcome) -> None:
         kept = {(held.task_id, held.fence) for held in welcome.held}
         lost = [held for held in self._held.values() if (held.task_id, held.fence) not in kept]
-        late = [frame for held in lost if held.work is not None for frame in held.work.unacked_frames()]
+        reports = [frame for held in lost if held.work is not None for frame in held.work.unacked_frames()]
         welcomed(self, welcome)
-        for frame in late:
+        for frame in reports:
+            _late.add((frame.task_id, frame.fence))
             self.send(frame)
 
     Holdings.welcomed = reporting  # type: ignore[method-assign]
