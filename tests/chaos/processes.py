@@ -94,7 +94,7 @@ class Running:
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; one that ends it is an order."""
         if number in (signal.SIGKILL, signal.SIGTERM):
-            self._ordered = True
+            self._ordered, self.serves = True, False  # nobody may choose it as a victim again
         self.frozen = number == signal.SIGSTOP or (self.frozen and number != signal.SIGCONT)
         if self.alive:
             with suppress(ProcessLookupError):  # it has just ended, and nobody has noticed yet
