@@ -346,12 +346,13 @@ RACES = (
         "attempt-ceiling",
         "workers are killed so often that steps run out of their two attempts",
         Topology(workers=8),
-        Workload(instances=150, seconds=30.0, body_ms=6000.0, attempts=2, failures=0),
+        Workload(instances=150, seconds=30.0, body_ms=9000.0, attempts=2, failures=0),
         schedule=(
             Cycle((Nothing("F81", 0.1),), every=-0.1),
-            Cycle((Kill("F01", "worker", 0.0),), every=0.25, times=60),
+            Cycle((Kill("F01", "worker", 0.0),), every=0.5, times=30),
         ),
-        overlaps={"takeovers": 50, "exhausted": 10},
+        overlaps={"takeovers": 30, "exhausted": 10},
+        drain_leases=20.0,  # what is begun last has four long bodies before it
     ),
     Scenario(
         "cancel-storm",
