@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from tests.chaos.faults import ClockStep, DatabaseRestart, Drain, Freeze, Kill, Nothing, Partition, Storm
+from tests.chaos.database_faults import ClockStep, DatabaseRestart
+from tests.chaos.faults import Drain, Freeze, Kill, KillAll, Nothing, Partition, Storm
 from tests.chaos.model import Workload
 from tests.chaos.run import Cycle, Scenario
 from tests.chaos.site import Topology
@@ -40,10 +41,10 @@ CATALOGUE = (
     Scenario(
         "frozen-worker",
         "SIGSTOP of a worker for three leases: it wakes as a zombie and reports what is no longer its own",
-        Topology(workers=6),
+        Topology(workers=6, zombies=3),
         LONG_BODIES,
         schedule=(Cycle((Freeze("F02", "worker"),), every=1.0, times=20),),
-        overlaps={"takeovers": 20, "zombie-reports": 20},
+        overlaps={"takeovers": 20, "zombie-reports": 20, "stale_reports": 20},
     ),
     Scenario(
         "partition",
@@ -112,10 +113,13 @@ CATALOGUE = (
     ),
     Scenario(
         "hooks",
-        "10,000 hooks, half of them for later; servers that need dispatchers; kill -9 of anybody, 20 times",
+        "10,000 hooks, half of them for later; servers that need dispatchers; kill -9 of anybody, and of all of these",
         SIDECARS,
-        Workload(instances=40, seconds=50.0, hooks=10_000),
-        schedule=(Cycle((*KILLS, Kill("F09", "dispatcher")), every=1.0, times=20),),
+        Workload(instances=40, seconds=50.0, hooks=10_000, elsewhere=0.0),  # where no dispatcher is
+        schedule=(
+            Cycle((*KILLS, Kill("F09", "dispatcher")), every=1.0, times=20),
+            Cycle((KillAll("F09", "dispatcher"),), every=-1.0, times=2),
+        ),
         drain_leases=30.0,
         patience=5.0,  # a dispatcher that polls does so every five seconds, and it may be the only one left
     ),

@@ -10,8 +10,8 @@ import json
 import random
 import sys
 import time
-from collections.abc import Coroutine
-from contextlib import suppress
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,18 @@ from stepwell.v1 import workflows_pb2 as pb
 from tests.chaos import model
 from tests.chaos.calls import Ask, Caller
 from tests.chaos.hook_driver import HookDriver
-from tests.chaos.model import NAMESPACE, POISON, Order
-from tests.chaos.records import Recorder, Scan, Seen, now_ns
+from tests.chaos.model import CHILD, NAMESPACE, NAMESPACES, POISON, Order
+from tests.chaos.records import Count, Recorder, Scan, Seen, key_of, now_ns
 
 SCAN_EVERY = 3.0
+SCAN_PAGE = 10
+"""Instances of a page: so few that even short runs have many pages."""
+AFTER_LAST = 5.0
+"""Seconds after the last arrival at which all naps end that end at one instant."""
 SHOT_SECONDS = 0.008
 """Between two events that are aimed at one deadline."""
 TAIL = 25
-"""Calls to every server after the heal, all of which must succeed."""
+"""Questions to every server after the heal, all of which must be answered, and so must a create."""
 
 
 class Driver:
@@ -41,6 +45,8 @@ class Driver:
         workload = model.workload_from(config["workload"])
         self.rng = random.Random(f"driver/{seed}")
         self.rivals, self.shots = workload.rivals, workload.shots
+        instant = {"nap_until_ms": round((time.time() + workload.seconds + AFTER_LAST) * 1000)}
+        self.instant = instant if workload.same_instant else {}
         self.orders = model.orders(workload, seed)
         self.recorder = Recorder(Path(config["folder"]) / "client.jsonl")
         self.servers: dict[str, str] = config["servers"]
@@ -48,14 +54,15 @@ class Driver:
         self.address: str = config["address"]
         self.latency = 0.005
         """Seconds from sending an event to its stamp, as of late."""
-        self.left = len(self.orders)
         self.hooks = HookDriver(model.hooks(workload, seed), self.caller, self.recorder, self.rng)
         self.watches = count()
 
     async def run(self) -> None:
         """All orders, from arrival to end; then the tail that shows that everything answers again."""
         self.began = asyncio.get_running_loop().time()
-        async with Client(self.address) as self.client:
+        async with AsyncExitStack() as stack:
+            clients = [Client(self.address, namespace=one) for one in NAMESPACES]
+            self.clients = {one.namespace: await stack.enter_async_context(one) for one in clients}
             looking = [asyncio.create_task(look) for look in self._looks()]
             await asyncio.gather(self.hooks.trigger_all(self.began), *(self._order(order) for order in self.orders))
             print("ended", flush=True)
@@ -67,21 +74,23 @@ class Driver:
 
     def _looks(self) -> list[Coroutine[Any, Any, None]]:
         """What is looked at all the time."""
+        scans = [self._scan(client) for client in self.clients.values()]
         if not self.hooks.batches:
-            return [self._scan()]
-        return [self._scan(), self.hooks.ask(), *(self.hooks.follow(server) for server in self.servers)]
+            return scans
+        return [*scans, self.hooks.ask(), *(self.hooks.follow(server) for server in self.servers)]
 
     # ---- one order
 
     async def _order(self, order: Order) -> None:
         await asyncio.sleep(self.began + order.arrive - asyncio.get_running_loop().time())
         await self._create(order)
-        handle: Instance[Any] = Instance(self.client, order.workflow, order.id)
+        handle: Instance[Any] = Instance(self.clients[order.namespace], order.workflow, order.id)
         if order.workflow == POISON:
-            await self._watch(handle, order)
+            await self._watch(handle, order.key)
             return
-        await asyncio.gather(self._watch(handle, order), self._approve(handle, order), self._meddle(handle, order))
-        self.left -= 1
+        await asyncio.gather(self._watch(handle, order.key), self._approve(handle, order), self._meddle(handle, order))
+        if order.late:
+            await self._send(order, order.approval | {"late": True})
 
     async def _create(self, order: Order) -> None:
         """Create it, perhaps twice at once with one request id, perhaps against rivals with ids of their own."""
@@ -89,16 +98,15 @@ class Driver:
         await asyncio.gather(*(self._create_as(order, request_id) for request_id in request_ids))
 
     async def _create_as(self, order: Order, request_id: str) -> None:
+        params = order.params | self.instant
         request = pb.CreateInstanceRequest(
-            namespace=NAMESPACE,
+            namespace=order.namespace,
             workflow=order.workflow,
             instance_id=order.id,
-            params=to_payload(order.params),
+            params=to_payload(params),
             request_id=request_id,
         )
-        await self.caller.surely(
-            "create", order.key, lambda stub: stub.CreateInstance(request), order.params, request_id
-        )
+        await self.caller.surely("create", order.key, lambda stub: stub.CreateInstance(request), params, request_id)
 
     async def _approve(self, handle: Instance[Any], order: Order) -> None:
         if not order.aimed:
@@ -113,7 +121,7 @@ class Driver:
 
     async def _send(self, order: Order, payload: dict[str, Any]) -> None:
         request = pb.SendEventRequest(
-            namespace=NAMESPACE,
+            namespace=order.namespace,
             workflow=order.workflow,
             instance_id=order.id,
             type="approval",
@@ -151,57 +159,91 @@ class Driver:
             await asyncio.sleep(self.rng.uniform(0, 2))
             await self._manage("resume", order)
         elif order.lifecycle == "restart":
-            await self._watch(handle, order)
+            await self._watch(handle, order.key)
 
     async def _manage(self, op: str, order: Order) -> None:
         verb = f"{op.capitalize()}Instance"
         request_id = uuid4().hex
-        named = {"namespace": NAMESPACE, "workflow": order.workflow, "instance_id": order.id, "request_id": request_id}
-        request = getattr(pb, f"{verb}Request")(**named)
+        named = {"namespace": order.namespace, "workflow": order.workflow, "instance_id": order.id}
+        request = getattr(pb, f"{verb}Request")(**named, request_id=request_id)
         await self.caller.surely(op, order.key, lambda stub: getattr(stub, verb)(request), {}, request_id)
 
     # ---- reading
 
-    async def _watch(self, handle: Instance[Any], order: Order) -> None:
+    async def _watch(self, handle: Instance[Any], key: str) -> None:
         """Follow it to its end. If that is refused, a plain question puts the refusal on record."""
         stream = f"watch-{next(self.watches)}"
         try:
             async for change in handle.watch():
-                self._seen(stream, order.key, change)
+                self._seen(stream, key, change)
                 if self.rng.random() < 0.2:
-                    await self._get(order)
+                    await self._get(key)
         except CallFailed:
-            await self._get(order)
+            await self._get(key)
 
     def _seen(self, stream: str, key: str, change: InstanceChange[Any]) -> None:
         seen = change.instance
         about = (_spelled(seen.status), seen.run_number, seen.revision, now_ns())
         self.recorder.record(Seen("driver", stream, key, *about))
 
-    async def _get(self, order: Order, server: str = "") -> None:
-        request = pb.GetInstanceRequest(namespace=NAMESPACE, workflow=order.workflow, instance_id=order.id)
+    async def _get(self, key: str, server: str = "") -> None:
+        namespace, workflow, instance_id = key.split("/")
+        request = pb.GetInstanceRequest(namespace=namespace, workflow=workflow, instance_id=instance_id)
         ask: Ask = lambda stub: stub.GetInstance(request)  # noqa: E731
         if server:
-            await self.caller.once("get", order.key, ask, server=server)
+            await self.caller.once("get", key, ask, server=server)
         else:
-            await self.caller.surely("get", order.key, ask)
+            await self.caller.surely("get", key, ask)
 
-    async def _scan(self) -> None:
-        """Page through everything, again and again, while it changes."""
+    async def _scan(self, client: Client) -> None:
+        """Page through everything of a namespace, again and again, while it changes."""
         workflow = self.orders[0].workflow
         while True:
             await asyncio.sleep(SCAN_EVERY)
             invoked = now_ns()
             try:
-                keys = [f"{NAMESPACE}/{workflow}/{one.id}" async for one in self.client.workflow(workflow).list()]
-            except Exception:  # a page that never came: there is nothing to say about the scan
+                keys = [key async for key in _pages(client, workflow)]
+            except CallFailed:  # a page that never came: there is nothing to say about the scan
                 continue
-            self.recorder.record(Scan("driver", NAMESPACE, workflow, keys, invoked, now_ns()))
+            self.recorder.record(Scan("driver", client.namespace, workflow, keys, invoked, now_ns()), Count("scans", 1))
+
+    # ---- the end
 
     async def _tail(self) -> None:
+        """Ask every server, then have each store something, and see that it is executed."""
         for server in self.servers:
             for _ in range(TAIL):
-                await self._get(self.rng.choice(self.orders), server)
+                await self._get(self.rng.choice(self.orders).key, server)
+        await asyncio.gather(*(self._last_parcel(server) for server in self.servers))
+
+    async def _last_parcel(self, server: str) -> None:
+        """A parcel of nobody's order. No other server is asked, and none a second time."""
+        request = pb.CreateInstanceRequest(
+            namespace=NAMESPACE,
+            workflow=CHILD,
+            instance_id=f"last-of-{server}",
+            params=to_payload({}),
+            request_id=uuid4().hex,
+        )
+        program = model.parcel(request.instance_id)
+        self.recorder.record(program)
+        known, _ = await self.caller.once(
+            "create", program.key, lambda stub: stub.CreateInstance(request), {}, request.request_id, server
+        )
+        if known:
+            await self._watch(Instance(self.clients[NAMESPACE], CHILD, request.instance_id), program.key)
+
+
+async def _pages(client: Client, workflow: str) -> AsyncIterator[str]:
+    """The keys of all instances, page by page."""
+    request = pb.ListInstancesRequest(namespace=client.namespace, workflow=workflow, page_size=SCAN_PAGE)
+    while True:
+        page = await client.call(client.stub.ListInstances(request, timeout=client.timeout))
+        for one in page.instances:
+            yield key_of(one.namespace, one.workflow, one.instance_id)
+        if not page.next_page_token:
+            return
+        request.page_token = page.next_page_token
 
 
 def _spelled(status: str) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -11,12 +10,12 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
-import asyncpg
+from tests.chaos.processes import ROOT, Running, python
+from tests.chaos.records import Fault, Trouble, now_ns, wall_us
+from tests.chaos.site import DRAIN_GRACE, Site
 
-from tests.chaos.databases import Postgres
-from tests.chaos.processes import Running
-from tests.chaos.records import Fault, now_ns, wall_us
-from tests.chaos.site import Site
+CRASHED = 42
+"""The exit code of a server that a failpoint has ended."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +46,15 @@ async def victim(site: Site, role: str) -> Running:
     return site.rng.choice(candidates)
 
 
+async def everybody(site: Site, role: str) -> list[Running]:
+    """All processes of the role, as soon as all serve and move."""
+    number = sum(name.startswith(role) for name in site.processes)
+    async with asyncio.timeout(60):
+        while len(there := site.of_role(role)) < number:
+            await asyncio.sleep(0.05)
+    return there
+
+
 @dataclass(frozen=True, slots=True)
 class Kill(Kind):
     """kill -9, and a new process under the same name after a while."""
@@ -61,6 +69,46 @@ class Kill(Kind):
             await one.gone()
             await asyncio.sleep(self.respawn * site.lease)
             await one.start()
+
+
+@dataclass(frozen=True, slots=True)
+class KillAll(Kind):
+    """kill -9 of all of a role at once; they are away for some leases and come back at once."""
+
+    role: str
+    away: float = 2.0
+
+    async def fire(self, site: Site) -> None:
+        there = await everybody(site, self.role)
+        async with self.noted(site, f"every {self.role}"):
+            for one in there:
+                one.signal(signal.SIGKILL)
+            await asyncio.gather(*(one.gone() for one in there))
+            await asyncio.sleep(self.away * site.lease)
+            await asyncio.gather(*(one.start() for one in there))
+
+
+@dataclass(frozen=True, slots=True)
+class Herd(KillAll):
+    """The same, and when they are back many others come, too, all of whom must be welcome in time (`herd.py`)."""
+
+    streams: int = 300
+    seconds: float = 15.0
+
+    async def fire(self, site: Site) -> None:
+        await KillAll.fire(self, site)
+        servers = [site.direct(name) for name in site.server_names]
+        config = {"servers": servers, "streams": self.streams, "seconds": self.seconds}
+        async with self.noted(site, f"{self.streams} others"):
+            process = await asyncio.create_subprocess_exec(
+                *python("herd", config), cwd=ROOT, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE
+            )
+            said, complaints = await process.communicate()
+        welcomed = int(said or 0)
+        site.count("herd_welcomed", welcomed)
+        if welcomed < self.streams:
+            text = f"{welcomed} of {self.streams} streams were welcome within {self.seconds:g} s {complaints.decode()}"
+            site.recorder.record(Trouble("herd", text, now_ns()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +128,7 @@ class Freeze(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Drain(Kind):
-    """SIGTERM: it leaves in good order, and another takes its name."""
+    """SIGTERM: it leaves in good order and in time, and another takes its name."""
 
     role: str
     next_one: bool = False
@@ -90,9 +138,13 @@ class Drain(Kind):
         one = await victim(site, self.role)
         if self.next_one:
             one = min(site.of_role(self.role), key=lambda other: (other.starts, other.name))
-        async with self.noted(site, f"{one.name}-{one.starts - 1}"):
+        process, loop = f"{one.name}-{one.starts - 1}", asyncio.get_running_loop()
+        async with self.noted(site, process):
+            began = loop.time()
             one.signal(signal.SIGTERM)
-            await one.gone()
+            code, took = await one.gone(), loop.time() - began
+            if code != 0 or took > DRAIN_GRACE[self.role] + 2:
+                site.recorder.record(Trouble(process, f"it left with {code}, {took:.1f} s after SIGTERM", now_ns()))
             await one.start()
 
 
@@ -109,7 +161,7 @@ class Storm(Kind):
     async def fire(self, site: Site) -> None:
         matching = sorted(name for name in site.links if fnmatch(name, self.links))
         chosen = site.rng.sample(matching, min(self.number, len(matching)))
-        async with self.noted(site, ",".join(chosen), do=self.do, **self.options):
+        async with self.noted(site, f"{self.do} {','.join(chosen)}", **self.options):
             for link in chosen:
                 await site.weather(link, self.do, **self.options)
             await asyncio.sleep(self.leases * site.lease)
@@ -128,101 +180,12 @@ class Partition(Kind):
     async def fire(self, site: Site) -> None:
         one = await victim(site, self.role)
         links = [link for link in site.links if one.name in link.split("/") and not link.endswith("/database")]
-        async with self.noted(site, f"{one.name}-{one.starts - 1}", way=self.way):
+        async with self.noted(site, f"{one.name}-{one.starts - 1} {self.way}"):
             for link in links:
                 await site.weather(link, "blackhole", way=self.way)
             await asyncio.sleep(self.leases * site.lease)
             for link in links:
                 await site.weather(link, "pass")
-
-
-@dataclass(frozen=True, slots=True)
-class DatabaseRestart(Kind):
-    """PostgreSQL stops, stays away for some leases, and comes back."""
-
-    mode: str = "immediate"
-    away: float = 0.0
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        async with self.noted(site, "database", mode=self.mode):
-            await site.database.stop(self.mode)
-            await asyncio.sleep(self.away * site.lease)
-            await site.database.start()
-
-
-@dataclass(frozen=True, slots=True)
-class Sql(Kind):
-    """Statements of a stranger's, and those that undo them after some leases."""
-
-    statements: tuple[str, ...]
-    undo: tuple[str, ...] = ()
-    leases: float = 1.0
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        async with self.noted(site, "database"):
-            await site.database.execute(*self.statements)
-            await asyncio.sleep(self.leases * site.lease)
-            await site.database.execute(*self.undo)
-
-
-@dataclass(frozen=True, slots=True)
-class ForeignLock(Kind):
-    """A stranger's transaction holds locks and does nothing."""
-
-    statement: str
-    leases: float = 2.0
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        connection = await asyncpg.connect(site.database.url)
-        async with self.noted(site, "database"):
-            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):
-                async with connection.transaction():
-                    await connection.execute(self.statement)
-                    await asyncio.sleep(self.leases * site.lease)
-        await connection.close()
-
-
-@dataclass(frozen=True, slots=True)
-class FrozenBackend(Kind):
-    """SIGSTOP of a PostgreSQL process that is in the middle of a transaction of ours."""
-
-    leases: float = 2.0
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        pid = await site.database.value(
-            "SELECT pid FROM pg_stat_activity WHERE application_name = 'stepwell' "
-            "ORDER BY (state LIKE '%transaction%' OR state = 'active') DESC, random() LIMIT 1"
-        )
-        if pid is None:
-            return
-        async with self.noted(site, f"backend {pid}"):
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.SIGSTOP)
-                await asyncio.sleep(self.leases * site.lease)
-                os.kill(pid, signal.SIGCONT)
-
-
-@dataclass(frozen=True, slots=True)
-class ClockStep(Kind):
-    """The database's clock is moved, or stands still for some leases and then is right again."""
-
-    seconds: float = 0.0
-    stands: float = 0.0
-
-    async def fire(self, site: Site) -> None:
-        assert isinstance(site.database, Postgres)
-        async with self.noted(site, "database", seconds=self.seconds, stands=self.stands):
-            await site.database.execute(
-                f"UPDATE chaos.clock_steps SET shift = shift + interval '{self.seconds} seconds'"
-            )
-            if self.stands:
-                await site.database.execute("UPDATE chaos.clock_steps SET stands_at = pg_catalog.clock_timestamp()")
-                await asyncio.sleep(self.stands * site.lease)
-                await site.database.execute("UPDATE chaos.clock_steps SET stands_at = NULL")
 
 
 @dataclass(frozen=True, slots=True)
@@ -236,7 +199,7 @@ class Starve(Kind):
     async def fire(self, site: Site) -> None:
         one = await victim(site, self.role)
         loop = asyncio.get_running_loop()
-        async with self.noted(site, f"{one.name}-{one.starts - 1}", share=self.share):
+        async with self.noted(site, f"{one.name}-{one.starts - 1} {self.share:.0%}"):
             until = loop.time() + self.leases * site.lease
             while loop.time() < until:
                 one.signal(signal.SIGSTOP)
@@ -247,13 +210,57 @@ class Starve(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Block(Kind):
-    """The event loop of a server does nothing for two leases (`server.py`)."""
+    """The event loop of a server does nothing for two leases. It must be that of `server.py`."""
 
     async def fire(self, site: Site) -> None:
         one = await victim(site, "server")
         async with self.noted(site, f"{one.name}-{one.starts - 1}"):
             one.signal(signal.SIGUSR1)
             await asyncio.sleep(2 * site.lease)
+
+
+@dataclass(frozen=True, slots=True)
+class CrashPoint(Kind):
+    """A server is started so that it ends when it passes a place for the `hit`-th time, and then started as ever."""
+
+    point: str
+    hit: int
+    leases: float = 2.0
+
+    async def fire(self, site: Site) -> None:
+        one = await victim(site, "server")
+        async with self.noted(site, f"{one.name}-{one.starts - 1} {self.point}:{self.hit}"):
+            one.signal(signal.SIGKILL)
+            await one.gone()
+            one.environment["STEPWELL_FAILPOINT"] = f"{self.point}:{self.hit}"
+            with suppress(ProcessLookupError):  # it may crash before it serves
+                await one.start(may_end=True)
+            code = 0
+            with suppress(TimeoutError):
+                code = await one.gone(self.leases * site.lease)
+            site.count("crash_points" if code == CRASHED else f"not reached: {self.point}:{self.hit}")
+            del one.environment["STEPWELL_FAILPOINT"]
+            one.signal(signal.SIGKILL)
+            await one.gone()
+            await one.start()
+
+
+@dataclass(frozen=True, slots=True)
+class Respawn(Kind):
+    """Workers that die by themselves are started again."""
+
+    leases: float = 10.0
+
+    async def fire(self, site: Site) -> None:
+        async with self.noted(site, "workers"):
+            loop = asyncio.get_running_loop()
+            until = loop.time() + self.leases * site.lease
+            while loop.time() < until:
+                for name in site.worker_names:
+                    one = site.processes[name]
+                    if not one.alive:
+                        await one.start()
+                await asyncio.sleep(0.1)
 
 
 @dataclass(frozen=True, slots=True)

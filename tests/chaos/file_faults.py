@@ -1,4 +1,4 @@
-"""Faults of one server and its file: crash points, disks that refuse, strangers that hold the lock."""
+"""Faults of a file of SQLite: disks that refuse, and strangers that hold the lock."""
 
 from __future__ import annotations
 
@@ -15,34 +15,6 @@ from tests.chaos.faults import Kind, victim
 from tests.chaos.records import Trouble, now_ns
 from tests.chaos.site import Site
 
-CRASHED = 42
-"""The exit code of a server that a failpoint has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class CrashPoint(Kind):
-    """A server is started so that it ends when it passes a place for the `hit`-th time, and then started as ever."""
-
-    point: str
-    hit: int = 3
-    leases: float = 5.0
-
-    async def fire(self, site: Site) -> None:
-        one = await victim(site, "server")
-        async with self.noted(site, f"{one.name}-{one.starts - 1}", point=self.point, hit=self.hit):
-            one.signal(signal.SIGKILL)
-            await one.gone()
-            one.environment["STEPWELL_FAILPOINT"] = f"{self.point}:{self.hit}"
-            with suppress(ProcessLookupError):  # it may crash before it serves
-                await one.start()
-            one.expect_exit()
-            with suppress(TimeoutError):
-                await one.gone(self.leases * site.lease)
-            del one.environment["STEPWELL_FAILPOINT"]
-            one.signal(signal.SIGKILL)
-            await one.gone()
-            await one.start()
-
 
 @dataclass(frozen=True, slots=True)
 class BrokenDisk(Kind):
@@ -55,7 +27,7 @@ class BrokenDisk(Kind):
     async def fire(self, site: Site) -> None:
         one = await victim(site, "server")
         call = self.inject.partition(":")[0]
-        async with self.noted(site, one.name, inject=self.inject):
+        async with self.noted(site, f"{one.name}-{one.starts - 1} {self.inject}"):
             strace = await asyncio.create_subprocess_exec(
                 *("strace", "-f", "-qq", "-p", str(one.pid), "-e", f"trace={call}", "-e", f"inject={self.inject}"),
                 stderr=asyncio.subprocess.DEVNULL,
@@ -113,21 +85,3 @@ class SecondServer(Kind):
             _, said = await process.communicate()
             if process.returncode != 1 or b"in use by another server" not in said:
                 site.recorder.record(Trouble("second server", said.decode(), now_ns()))
-
-
-@dataclass(frozen=True, slots=True)
-class Respawn(Kind):
-    """Workers that die by themselves are started again."""
-
-    leases: float = 10.0
-
-    async def fire(self, site: Site) -> None:
-        async with self.noted(site, "workers"):
-            loop = asyncio.get_running_loop()
-            until = loop.time() + self.leases * site.lease
-            while loop.time() < until:
-                for name in site.worker_names:
-                    one = site.processes[name]
-                    if not one.alive:
-                        await one.start()
-                await asyncio.sleep(0.1)

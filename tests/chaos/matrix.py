@@ -3,21 +3,9 @@
 from __future__ import annotations
 
 from tests.chaos.catalogue import KILLS, LONG_BODIES, SQLITE
-from tests.chaos.faults import (
-    Block,
-    ClockStep,
-    DatabaseRestart,
-    ForeignLock,
-    Freeze,
-    FrozenBackend,
-    Kill,
-    Nothing,
-    Partition,
-    Sql,
-    Starve,
-    Storm,
-)
-from tests.chaos.file_faults import BrokenDisk, BusyFile, CrashPoint, FullDisk, Respawn, SecondServer
+from tests.chaos.database_faults import ClockStep, DatabaseRestart, ForeignLock, FrozenBackend, LostListener, Sql
+from tests.chaos.faults import Block, CrashPoint, Freeze, Herd, Kill, Nothing, Partition, Respawn, Starve, Storm
+from tests.chaos.file_faults import BrokenDisk, BusyFile, FullDisk, SecondServer
 from tests.chaos.model import Workload
 from tests.chaos.run import Cycle, Scenario
 from tests.chaos.site import Topology
@@ -28,14 +16,13 @@ FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 TEN_MINUTES_AHEAD = {"LD_PRELOAD": FAKETIME, "FAKETIME": "+10m", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
 TEN_MINUTES_BEHIND = TEN_MINUTES_AHEAD | {"FAKETIME": "-10m"}
 
-POINTS = tuple(
-    f"{when}-commit/{label}"
+CRASHES = tuple(
+    CrashPoint("F10", f"{when}-commit/{label}", hit)
     for when in ("before", "after")
-    for label in ("group", "sweep", "call", "slow-lane", "read")
+    for label in ("group", "sweep", "call", "slow-lane", "read", "read-state", "refresh-wakes")
+    for hit in (1, 7)
 )
-DROP_LISTENERS = (
-    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%' AND pid <> pg_backend_pid()"
-)
+"""Transactions that this workload has. It sends no webhooks, makes no batches and does not last until the pruning."""
 
 PROCESSES = (
     Scenario(
@@ -48,8 +35,9 @@ PROCESSES = (
     Scenario(
         "crash-points",
         "a server ends at each place around a commit",
-        workload=Workload(instances=300, seconds=60.0),
-        schedule=tuple(Cycle((CrashPoint("F10", point, hit),), every=-0.1) for point in POINTS for hit in (1, 7)),
+        workload=Workload(instances=600, seconds=120.0),
+        schedule=(Cycle(CRASHES, every=-0.1, times=len(CRASHES)),),
+        overlaps={"crash_points": 20},
     ),
     Scenario(
         "slow-commits",
@@ -62,21 +50,24 @@ PROCESSES = (
         "crash-points-sqlite",
         "the only server ends at each place around a commit",
         SQLITE,
-        workload=Workload(instances=300, seconds=60.0),
-        schedule=tuple(Cycle((CrashPoint("F10", point, hit),), every=-0.1) for point in POINTS for hit in (1, 7)),
+        workload=Workload(instances=600, seconds=120.0),
+        schedule=(Cycle(CRASHES, every=-0.1, times=len(CRASHES)),),
+        overlaps={"crash_points": 20},
     ),
     Scenario(
         "blocked-loop",
         "the event loop of a server stands for two leases",
-        Topology(store={"block": 6.0}),
+        Topology(store={"commit_ms": 0.0}),
         SMALL,
         schedule=(Cycle((Block("F11"),), every=-1.0, times=4),),
     ),
     Scenario(
         "starved",
-        "a server or worker gets a tenth of its time",
+        "a server or worker gets a tenth of its time, or half of it",
         workload=SMALL,
-        schedule=(Cycle((Starve("F12", "server", 0.1), Starve("F12", "worker", 0.1)), every=-0.5, times=4),),
+        schedule=(
+            Cycle(tuple(Starve("F12", role, share) for role in ("server", "worker") for share in (0.1, 0.5)), -0.5, 4),
+        ),
     ),
     Scenario(
         "poison",
@@ -88,11 +79,11 @@ PROCESSES = (
     ),
     Scenario(
         "herd",
-        "all servers end at once, and everybody comes back at once",
+        "all servers end at once, everybody comes back at once, and so do 300 others",
         Topology(workers=12),
         SMALL,
-        schedule=(Cycle((Kill("F62", "server", 0.5),), every=0.01, times=3), Cycle((Nothing("F62", 5.0),), every=-1.0))
-        * 2,
+        schedule=(Cycle((Herd("F62", "server", 0.5),), every=-3.0, times=3),),
+        overlaps={"herd_welcomed": 900},
     ),
 )
 
@@ -108,6 +99,7 @@ DATABASE = (
         "PostgreSQL is away for 20 leases: nothing that is executing is taken away",
         workload=LONG_BODIES,
         schedule=(Cycle((DatabaseRestart("F22", "fast", 20.0),), every=-1.0),),
+        takeovers_at_most=0,
     ),
     Scenario(
         "frozen-backend",
@@ -119,7 +111,9 @@ DATABASE = (
         "lost-listener",
         "the session that listens for hints is ended, every second",
         workload=SMALL,
-        schedule=(Cycle((Sql("F24", (DROP_LISTENERS,), leases=0.3),), every=-0.01, times=30),),
+        schedule=(Cycle((LostListener("F24"),), every=-0.01, times=30),),
+        overlaps={"listeners_dropped": 20},
+        excuse=False,
     ),
     Scenario(
         "foreign-lock",
@@ -146,12 +140,12 @@ DATABASE = (
     ),
     Scenario(
         "few-connections",
-        "the database takes 12 connections",
+        "the database takes 15 connections",
         workload=SMALL,
         schedule=(
-            Cycle((Sql("F29", ("ALTER SYSTEM SET max_connections = 15",), ("SELECT 1",), 0.1),), every=-0.1),
+            Cycle((Sql("F29", ("ALTER SYSTEM SET max_connections = 15",), leases=0.1),), every=-0.1),
             Cycle((DatabaseRestart("F29"),), every=-4.0),
-            Cycle((Sql("F29", ("ALTER SYSTEM RESET max_connections",), ("SELECT 1",), 0.1),), every=-0.1),
+            Cycle((Sql("F29", ("ALTER SYSTEM RESET max_connections",), leases=0.1),), every=-0.1),
             Cycle((DatabaseRestart("F29"),), every=-1.0),
         ),
     ),
@@ -239,6 +233,7 @@ NETWORK = (
         "8 kB/s between workers and servers",
         workload=SMALL,
         schedule=(Cycle((Storm("F53", "worker-*/server-*", "rate", 4.0, 6, {"bytes": 8000}),), -0.5, 3),),
+        excuse=False,
     ),
     Scenario(
         "delay",
@@ -248,6 +243,8 @@ NETWORK = (
             Cycle((Storm("F54", "*/server-*", "delay", 4.0, 99, {"ms": 200, "jitter": 150}),), -0.5, 2),
             Cycle((Storm("F54", "*/database", "delay", 3.0, 99, {"ms": 20, "jitter": 15}),), -0.5, 2),
         ),
+        takeovers_at_most=0,
+        excuse=False,
     ),
     Scenario(
         "half-open",
@@ -285,9 +282,10 @@ NETWORK = (
     ),
     Scenario(
         "idle-killer",
-        "connections on which nothing moves for a second are reset",
+        "connections on which nothing moves for one and a half seconds are reset",
         workload=SMALL,
         schedule=(Cycle((Storm("F57", "*", "idle", 12.0, 99, {"seconds": 1.5}),), -0.1),),
+        excuse=False,
     ),
     Scenario(
         "goaway",
@@ -346,14 +344,15 @@ RACES = (
     ),
     Scenario(
         "attempt-ceiling",
-        "workers are killed so often that steps run out of attempts",
+        "workers are killed so often that steps run out of their two attempts",
         Topology(workers=8),
-        Workload(instances=150, seconds=30.0, body_ms=3000.0),
+        Workload(instances=150, seconds=30.0, body_ms=9000.0, attempts=2, failures=0),
         schedule=(
             Cycle((Nothing("F81", 0.1),), every=-0.1),
-            Cycle((Kill("F01", "worker", 0.0),), every=0.25, times=60),
+            Cycle((Kill("F01", "worker", 0.0),), every=0.5, times=30),
         ),
-        overlaps={"takeovers": 50},
+        overlaps={"takeovers": 30, "exhausted": 10},
+        drain_leases=20.0,  # what is begun last has four long bodies before it
     ),
     Scenario(
         "cancel-storm",

@@ -8,12 +8,15 @@ the checker says which by the stamps.
 from __future__ import annotations
 
 import random
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from tests.chaos.records import Program, key_of
 
 NAMESPACE = "default"
+ELSEWHERE = "elsewhere"
+"""Another namespace, with orders of the same ids."""
+NAMESPACES = (NAMESPACE, ELSEWHERE)
 ORDER = "order"
 CHILD = "parcel"
 RACE = "race"
@@ -22,8 +25,9 @@ POISON = "poison"
 ATTEMPTS = 12
 """Most executions of a step: enough for a run of bad luck, and checked."""
 FAILURES = 2
-"""How often `charge` fails before it succeeds."""
 POISON_ATTEMPTS = 3
+LATE = 0.1
+"""Part of the orders that are sent an event when they have ended."""
 
 Kind: TypeAlias = Literal["order", "race", "poison"]
 Lifecycle: TypeAlias = Literal["", "pause", "terminate", "restart"]
@@ -58,6 +62,12 @@ class Workload:
     """Hooks that arrive over the same time, half of them to be executed later."""
     rivals: int = 0
     """Other clients that create each order at the same time, with request ids of their own."""
+    attempts: int = ATTEMPTS
+    """Most executions of each step of an order. Of fewer than usual some orders may run out."""
+    failures: int = FAILURES
+    """How often `charge` fails before it succeeds."""
+    elsewhere: float = 0.1
+    """Part of the orders whose ids there are once more, in another namespace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,16 +87,27 @@ class Order:
     twice: bool
     lifecycle: Lifecycle
     lifecycle_after: float
+    late: bool = False
+    """It is sent another event when it has ended, which must be refused."""
+    attempts: int = ATTEMPTS
+    failures: int = FAILURES
+    namespace: str = NAMESPACE
 
     @property
     def key(self) -> str:
         """What the records call it."""
-        return key_of(NAMESPACE, self.workflow, self.id)
+        return key_of(self.namespace, self.workflow, self.id)
 
     @property
     def params(self) -> dict[str, Any]:
         """What its workflow is given."""
-        return {"nap": self.nap, "body_ms": self.body_ms, "wait": self.wait, "aimed": self.aimed}
+        same = ("nap", "body_ms", "wait", "aimed", "attempts", "failures")
+        return {name: getattr(self, name) for name in same}
+
+    @property
+    def may_stop_early(self) -> bool:
+        """Whether it need not come as far as to its child."""
+        return self.lifecycle == "terminate" or self.attempts < ATTEMPTS
 
     @property
     def approval(self) -> dict[str, Any]:
@@ -98,6 +119,8 @@ def orders(workload: Workload, seed: int) -> list[Order]:
     """The orders of a run, by arrival."""
     rng = random.Random(f"orders/{seed}")
     drawn = [_order(workload, rng, number) for number in range(workload.instances)]
+    others = [_order(workload, rng, number) for number in range(round(workload.instances * workload.elsewhere))]
+    drawn += [replace(order, namespace=ELSEWHERE) for order in others]
     poison = [_poison(workload, rng, number) for number in range(workload.poison)]
     return sorted([*drawn, *poison], key=lambda order: order.arrive)
 
@@ -114,7 +137,7 @@ def _order(workload: Workload, rng: random.Random, number: int) -> Order:
         id=f"{workload.kind}-{number}",
         workflow=workload.kind,
         arrive=arrive,
-        nap=workload.seconds + 5 - arrive if workload.same_instant else rng.uniform(low, high),
+        nap=rng.uniform(low, high),
         body_ms=rng.uniform(0, workload.body_ms),
         approve_after=rng.uniform(-workload.aim_ms, workload.aim_ms) if aimed else rng.uniform(0, 4),
         aimed=aimed,
@@ -122,12 +145,15 @@ def _order(workload: Workload, rng: random.Random, number: int) -> Order:
         twice=rng.random() < workload.twice,
         lifecycle=lifecycle,
         lifecycle_after=rng.uniform(0, 8),
+        late=rng.random() < LATE,
+        attempts=workload.attempts,
+        failures=workload.failures,
     )
 
 
 def _poison(workload: Workload, rng: random.Random, number: int) -> Order:
     arrive = rng.uniform(0, workload.seconds)
-    return Order(f"poison-{number}", POISON, arrive, 0, 0, 0, False, 0, False, "", 0)
+    return Order(f"poison-{number}", POISON, arrive, 0, 0, 0, False, 0, False, "", 0, attempts=POISON_ATTEMPTS)
 
 
 HOOK_ATTEMPTS = 20
@@ -171,32 +197,42 @@ def programs(order: Order) -> list[Program]:
         return [Program(order.key, ["errored"], {"die": POISON_ATTEMPTS})]
     if order.workflow == RACE:
         return [Program(order.key, ["complete"], {"approval": None, "tail": None})]
-    child = key_of(NAMESPACE, CHILD, f"{order.id}-parcel")
+    child = parcel(f"{order.id}-parcel", order.namespace)
     bodies = ("reserve", "charge", "spawn", "ship")
     return [
         Program(
             order.key,
-            ["complete", "terminated"] if order.lifecycle == "terminate" else ["complete"],
+            _ends(order),
             {
-                "reserve": ATTEMPTS,
+                "reserve": order.attempts,
                 "nap": None,
                 "approval": None,
-                "charge": ATTEMPTS,
-                "spawn": ATTEMPTS,
-                "ship": ATTEMPTS,
+                "charge": order.attempts,
+                "spawn": order.attempts,
+                "ship": order.attempts,
             },
             [*bodies] if order.aimed else ["reserve", "approval", "charge", "spawn", "ship"],
-            {"spawn": child},
+            {"spawn": child.key},
         ),
-        Program(child, ["complete"] if order.lifecycle != "terminate" else [], {"pack": ATTEMPTS}, ["pack"]),
+        replace(child, ends=[]) if order.may_stop_early else child,
     ]
+
+
+def _ends(order: Order) -> list[str]:
+    terminated = ["terminated"] if order.lifecycle == "terminate" else []
+    return ["complete", *terminated, *(["errored"] if order.attempts < ATTEMPTS else [])]
+
+
+def parcel(instance_id: str, namespace: str = NAMESPACE) -> Program:
+    """What a child does."""
+    return Program(key_of(namespace, CHILD, instance_id), ["complete"], {"pack": ATTEMPTS}, ["pack"])
 
 
 def operations(workload: Workload, drawn: list[Order]) -> dict[str, int]:
     """The requests that clients mean to make."""
     planned = {"create": len(drawn)}
     events = (workload.shots if order.aimed else 1 for order in drawn if order.workflow != POISON)
-    planned["event"] = sum(events)
+    planned["event"] = sum(events) + sum(order.late for order in drawn)
     if workload.hooks:
         planned["trigger"] = -(-workload.hooks // BATCH)
     for order in drawn:

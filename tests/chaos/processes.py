@@ -53,13 +53,13 @@ class Running:
         assert self.process is not None
         return self.process.pid
 
-    async def start(self, seconds: float = 60.0) -> None:
-        """Start it, and wait until it serves."""
+    async def start(self, seconds: float = 60.0, *, may_end: bool = False) -> None:
+        """Start it, and wait until it serves. `may_end`: it is right if it ends by itself, even before that."""
         log = self.folder / "logs" / f"{self.name}-{self.starts}.log"
         log.parent.mkdir(exist_ok=True)
         self._logs.append(log)
         self.starts += 1
-        self._ordered, self.frozen, self.serves = False, False, False
+        self._ordered, self.frozen, self.serves = may_end, False, False
         with log.open("wb") as file:
             self.process = await asyncio.create_subprocess_exec(
                 *self.command(),
@@ -94,7 +94,7 @@ class Running:
     def signal(self, number: signal.Signals) -> None:
         """Send it a signal; one that ends it is an order."""
         if number in (signal.SIGKILL, signal.SIGTERM):
-            self._ordered = True
+            self._ordered, self.serves = True, False  # nobody may choose it as a victim again
         self.frozen = number == signal.SIGSTOP or (self.frozen and number != signal.SIGCONT)
         if self.alive:
             with suppress(ProcessLookupError):  # it has just ended, and nobody has noticed yet

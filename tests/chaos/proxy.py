@@ -1,6 +1,6 @@
 """A TCP proxy for every link of a chaos run: what comes in goes out, unless the nemesis says otherwise.
 
-One process holds all links. It is told by lines of JSON on its standard input and answers each with a line:
+One process holds all links. It is told by lines of JSON on its standard input, and answers each when it is done:
 
     {"link": "worker-0/server-1", "do": "blackhole", "way": "s2c"}
 
@@ -10,7 +10,6 @@ One process holds all links. It is told by lines of JSON on its standard input a
 - `blackhole` (`way`: c2s, s2c or both): bytes are taken and never arrive. `hold`: they arrive when it is over.
 - `cut_reply` (`after`: a text, `odds`): what is sent is forwarded, and the connection is reset when the reply comes.
 - `idle` (`seconds`): connections on which nothing moves for so long are reset.
-- `stats`: how many connections there were, and how many were broken.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ import random
 import socket
 import struct
 import sys
-from collections import Counter, deque
+from collections import deque
 from dataclasses import dataclass, field
 from typing import Any, cast
 
@@ -57,13 +56,12 @@ class Link:
     random: random.Random
     weather: Weather = field(default_factory=Weather)
     pairs: set[Pair] = field(default_factory=set)
-    counts: Counter[str] = field(default_factory=Counter)
 
     async def open(self) -> None:
         """Listen."""
         await asyncio.get_running_loop().create_server(lambda: Pair(self).client, "127.0.0.1", self.listen)
 
-    def command(self, do: str, **options: Any) -> dict[str, int]:
+    def command(self, do: str, **options: Any) -> None:
         """Change the weather."""
         match do:
             case "pass":
@@ -88,9 +86,6 @@ class Link:
                 self.weather.reply_after, self.weather.odds = options["after"].encode(), options["odds"]
             case "idle":
                 self.weather.idle = options["seconds"]
-            case "stats":
-                pass
-        return dict(self.counts)
 
     def _reset_all(self) -> None:
         for pair in list(self.pairs):
@@ -180,9 +175,7 @@ class Pair:
         """The client has come: find the server."""
         if end is self.server:
             return
-        self.link.counts["connections"] += 1
         if self.link.weather.refused:
-            self.link.counts["refused"] += 1
             end.close(hard=True)
             return
         self.link.pairs.add(self)
@@ -204,11 +197,9 @@ class Pair:
         weather, to = self.link.weather, self.other(end)
         self.moved_at = asyncio.get_running_loop().time()
         if end is self.server and self.cuts_reply:
-            self.link.counts["replies_cut"] += 1
             self.reset()
         elif end.way in weather.lost:
             self.has_lost = True
-            self.link.counts["bytes_lost"] += len(data)
         else:
             self._watch_for_reply(end, data)
             self._forward(to, end.way, data)
@@ -249,7 +240,6 @@ class Pair:
 
     def reset(self) -> None:
         """End both connections as a broken network would."""
-        self.link.counts["resets"] += 1
         self._forget()
         self.client.close(hard=True)
         self.server.close(hard=True)
@@ -282,7 +272,8 @@ class Proxy:
         self._say({"ready": len(self.links)})
         while line := await reader.readline():
             order = json.loads(line)
-            self._say(self.links[order.pop("link")].command(**order))
+            self.links[order.pop("link")].command(**order)
+            self._say({"done": order["do"]})
 
     def _say(self, answer: dict[str, Any]) -> None:
         sys.stdout.write(json.dumps(answer) + "\n")

@@ -11,12 +11,13 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 
 from tests.chaos import model, snapshot, trail
 from tests.chaos.databases import Postgres, Sqlite
 from tests.chaos.faults import Kind
-from tests.chaos.model import CHILD, Workload
+from tests.chaos.model import CHILD, NAMESPACES, Workload
 from tests.chaos.records import Plan, Recorder, Stage, Trouble, now_ns, wall_us
 from tests.chaos.site import SLOTS, Site, Topology, open_site
 from tests.chaos.vitals import Vitals
@@ -26,7 +27,7 @@ Say = Callable[[str], None]
 
 @dataclass(frozen=True, slots=True)
 class Cycle:
-    """Some fault of these, again and again: every so many leases, so often."""
+    """These faults in some order, again and again: every so many leases, so often."""
 
     faults: tuple[Kind, ...]
     every: float = 1.0
@@ -52,14 +53,26 @@ class Scenario:
     """Leases that a timer may be late while nothing is broken; more on a machine that is busy."""
     once: bool = False
     """Nothing may be executed twice: nobody was lost."""
+    takeovers_at_most: int | None = None
+    """Leases that may end because their holder seemed to be lost. None: as many as there are."""
+    excuse: bool = True
+    """Timers may be late while something is broken."""
     flat: bool = False
     """Nothing may have grown in the end: memory, descriptors, threads, tasks, and tables but for their rows."""
 
 
 def draw(scenario: Scenario, seed: int) -> list[tuple[float, Kind]]:
-    """The faults of a run in their order, each with the pause after it, in leases."""
+    """The faults of a run in their order, each with the pause after it, in leases.
+
+    None of a cycle comes again before all others of it had their turn.
+    """
     rng = random.Random(f"schedule/{seed}")
-    return [(cycle.every, rng.choice(cycle.faults)) for cycle in scenario.schedule for _ in range(cycle.times)]
+    drawn: list[tuple[float, Kind]] = []
+    for cycle in scenario.schedule:
+        turns = -(-cycle.times // len(cycle.faults))
+        kinds = [kind for _ in range(turns) for kind in rng.sample(cycle.faults, len(cycle.faults))]
+        drawn += [(cycle.every, kind) for kind in kinds[: cycle.times]]
+    return drawn
 
 
 class Run:
@@ -87,6 +100,7 @@ class Run:
             self._stage("snapshot")
             await self._snapshot(site)
             self._note_damage(site)
+            self.say(f"the nemesis counted {dict(site.counts)}")
         for process in site.processes.values():
             self.recorder.record(*process.troubles())
         return vitals
@@ -134,9 +148,10 @@ class Run:
         async with asyncio.timeout(60):
             while True:
                 rows = await snapshot.fetch(
-                    site.database.url, "SELECT name FROM handlers WHERE registered_at IS NOT NULL"
+                    site.database.url, "SELECT namespace, name FROM handlers WHERE registered_at IS NOT NULL"
                 )
-                if {CHILD, self.orders[0].workflow} <= {row["name"] for row in rows}:
+                wanted = set(product(NAMESPACES, (CHILD, self.orders[0].workflow)))
+                if wanted <= {(row["namespace"], row["name"]) for row in rows}:
                     return
                 await asyncio.sleep(0.1)
 

@@ -5,7 +5,7 @@
 `execute_then_fail`: part of the commits that are done and reported as failed. `conflict`: part of the transactions
 that PostgreSQL refuses, when all their work is done, as it refuses those that lost against others. `commit_ms`:
 longest delay before a commit, inside the transaction. `connection_age_ms`: after which connections are asked to go.
-SIGUSR1 blocks the event loop for `block` seconds. SIGUSR2 writes down how many tasks there are.
+SIGUSR1 blocks the event loop for two leases. SIGUSR2 writes down how many tasks there are.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def main(config: dict[str, Any], arguments: list[str]) -> int:
         age = config["connection_age_ms"]
         ages = {"grpc.max_connection_age_ms": age, "grpc.max_connection_age_grace_ms": age}
         listeners.OPTIONS[:] = (dict(listeners.OPTIONS) | ages).items()
-    signal.signal(signal.SIGUSR1, lambda *_: time.sleep(config.get("block", 6.0)))
+    signal.signal(signal.SIGUSR1, lambda *_: time.sleep(2 * config["lease"]))
     count_tasks_when_asked(Path(config["folder"]), config["name"])
     return program.main(arguments)
 

@@ -7,20 +7,28 @@ import json
 import random
 import socket
 import sys
+from collections import Counter
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
+from uuid import uuid4
 
+from grpc import aio
+
+from stepwell.v1.namespaces_pb2 import CreateNamespaceRequest
+from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from tests.chaos import model, trail
 from tests.chaos.databases import Postgres, Sqlite, small_disk, start_postgres
 from tests.chaos.model import Workload
 from tests.chaos.processes import Running, python
-from tests.chaos.records import Recorder
+from tests.chaos.records import Count, Recorder
 
 SLOTS = 40
 """Runs that a worker takes at once."""
+DRAIN_GRACE = {"server": 5.0, "worker": 10.0}
+"""Seconds in which what is under way may end when a process is told to leave."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +52,8 @@ class Topology:
     """Variables of processes, by the beginning of their names."""
     mortal: bool = False
     """Workers may die by themselves: what they execute kills them."""
+    zombies: int = 0
+    """So many of the workers report what they have lost; see `zombies.py`."""
     disk_mib: int = 0
     """The SQLite file lies on a disk of this size. 0: wherever the records are."""
 
@@ -76,6 +86,12 @@ class Site:
     def __post_init__(self) -> None:
         self.rng = random.Random(f"nemesis/{self.seed}")
         self.lease = self.topology.lease
+        self.counts: Counter[str] = Counter()
+
+    def count(self, name: str, number: int = 1) -> None:
+        """Write down that something happened which a run may have to show."""
+        self.counts[name] += number
+        self.recorder.record(Count(name, number))
 
     @property
     def server_names(self) -> list[str]:
@@ -105,10 +121,9 @@ class Site:
         """Where a server really listens."""
         return f"127.0.0.1:{self.ports[server]}"
 
-    async def weather(self, link: str, do: str, **options: Any) -> dict[str, int]:
+    async def weather(self, link: str, do: str, **options: Any) -> None:
         """Tell the proxy what happens to a link."""
-        answer: dict[str, int] = await self.processes["proxy"].tell({"link": link, "do": do, **options})
-        return answer
+        await self.processes["proxy"].tell({"link": link, "do": do, **options})
 
     # ---- what is started
 
@@ -125,7 +140,7 @@ class Site:
         for name in names:
             self._add(name, lambda name=name: self._server(name), ready="listening on")  # type: ignore[misc]
         for name in self.worker_names:
-            self._add(name, lambda name=name: self._worker(name))  # type: ignore[misc]
+            self._add(name, lambda name=name: self._worker(name), ready="ready")  # type: ignore[misc]
         for name, mode in zip(self.dispatcher_names, self.topology.dispatchers, strict=True):
             self._add(name, lambda name=name, mode=mode: self._dispatcher(name, mode))  # type: ignore[misc]
 
@@ -152,18 +167,26 @@ class Site:
         url = self.database.url
         if isinstance(self.database, Postgres):
             url = self.database.through(self.links[f"{name}/database"])
-        store = {"folder": str(self.folder), "name": name, "seed": self.seed, **self.topology.store}
+        store = {"folder": str(self.folder), "name": name, "seed": self.seed, "lease": lease, **self.topology.store}
         program = ["stepwell_server"] if not self.topology.store else ["tests.chaos.server", json.dumps(store)]
         return [
             *(sys.executable, "-m", *program),
             *("--listen", self.direct(name), "--ops-listen", "127.0.0.1:0", "--database", url),
             *("--leases.lease", f"{lease}", "--leases.ack-window", f"{lease}"),  # of a machine that is busy
-            *("--leases.reconnect-grace", f"{lease / 6}", "--drain-settle", "0.2", "--drain-grace", "5"),
+            *("--leases.reconnect-grace", f"{lease / 6}", "--drain-settle", "0.2"),
+            *("--drain-grace", f"{DRAIN_GRACE['server']}"),
             *self.topology.settings,
         ]
 
     def _worker(self, name: str) -> list[str]:
-        config = {"folder": str(self.folder), "name": name, "address": self.address(name), "slots": SLOTS}
+        config = {
+            "folder": str(self.folder),
+            "name": name,
+            "address": self.address(name),
+            "slots": SLOTS,
+            "grace": DRAIN_GRACE["worker"],
+            "zombie": name in self.worker_names[: self.topology.zombies],
+        }
         return python("worker", config)
 
     def _dispatcher(self, name: str, mode: str) -> list[str]:
@@ -195,6 +218,7 @@ class Site:
         self.plan()
         await self.processes["proxy"].start()
         await asyncio.gather(*(self.processes[name].start() for name in self.server_names))
+        await _make_namespace(self.direct(self.server_names[0]))
         clients = [*self.worker_names, *self.dispatcher_names]
         await asyncio.gather(*(self.processes[name].start() for name in clients))
 
@@ -224,6 +248,17 @@ async def _opened(site: Site) -> AsyncIterator[Site]:
         yield site
     finally:
         await site.close()
+
+
+async def _make_namespace(address: str) -> None:
+    """Make the other namespace, over a store that may stumble."""
+    request = CreateNamespaceRequest(name=model.ELSEWHERE, request_id=uuid4().hex)
+    async with aio.insecure_channel(address) as channel, asyncio.timeout(20):
+        while True:
+            with suppress(aio.AioRpcError):
+                await NamespaceServiceStub(channel).CreateNamespace(request)
+                return
+            await asyncio.sleep(0.1)
 
 
 async def _migrate(url: str) -> None:

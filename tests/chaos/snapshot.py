@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import AsyncIterator
+from itertools import product
 from typing import Any
 
 import asyncpg
@@ -15,7 +16,7 @@ from sqlalchemy import make_url
 
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.chaos.model import NAMESPACE
+from tests.chaos.model import NAMESPACES
 from tests.chaos.records import EventRow, Fact, HookRow, InstanceRow, Row, StepRow, TaskRow, key_of
 
 PAGE = 100
@@ -27,17 +28,17 @@ async def by_api(address: str, workflows: list[str]) -> list[Fact]:
     facts: list[Fact] = []
     async with aio.insecure_channel(address) as channel:
         stub: Any = WorkflowServiceStub(channel)
-        for workflow in workflows:
-            async for instance in _instances(stub, workflow):
+        for namespace, workflow in product(NAMESPACES, workflows):
+            async for instance in _instances(stub, namespace, workflow):
                 facts.append(_instance(instance))
                 for run in range(instance.run_number + 1):
                     facts.extend([one async for one in _history(stub, instance, run)])
     return facts
 
 
-async def _instances(stub: Any, workflow: str) -> AsyncIterator[pb.Instance]:
+async def _instances(stub: Any, namespace: str, workflow: str) -> AsyncIterator[pb.Instance]:
     view = pb.INSTANCE_VIEW_FULL
-    request = pb.ListInstancesRequest(namespace=NAMESPACE, workflow=workflow, page_size=PAGE, view=view)
+    request = pb.ListInstancesRequest(namespace=namespace, workflow=workflow, page_size=PAGE, view=view)
     while True:
         page = await stub.ListInstances(request, timeout=SECONDS)
         for instance in page.instances:
@@ -49,13 +50,13 @@ async def _instances(stub: Any, workflow: str) -> AsyncIterator[pb.Instance]:
 
 async def _history(stub: Any, instance: pb.Instance, run: int) -> AsyncIterator[Fact]:
     request = pb.GetHistoryRequest(
-        namespace=NAMESPACE,
+        namespace=instance.namespace,
         workflow=instance.workflow,
         instance_id=instance.instance_id,
         run_number=run,
         page_size=PAGE,
     )
-    key = key_of(NAMESPACE, instance.workflow, instance.instance_id)
+    key = key_of(instance.namespace, instance.workflow, instance.instance_id)
     while True:
         page = await stub.GetHistory(request, timeout=SECONDS)
         for entry in page.entries:

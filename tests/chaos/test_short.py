@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import checker, records
-from tests.chaos.faults import DatabaseRestart, Drain, Freeze, Kill, Partition, Storm
+from tests.chaos.database_faults import DatabaseRestart
+from tests.chaos.faults import Drain, Freeze, Kill, Partition, Storm
 from tests.chaos.model import Workload
 from tests.chaos.run import Cycle, Run, Scenario
 from tests.chaos.site import Topology

@@ -30,13 +30,13 @@ from stepwell import (
     WorkflowStep,
     hook,
 )
-from tests.chaos.model import ATTEMPTS, CHILD, FAILURES, NAMESPACE, ORDER, POISON, POISON_ATTEMPTS, RACE
+from tests.chaos import zombies
+from tests.chaos.model import ATTEMPTS, CHILD, ELSEWHERE, ORDER, POISON, RACE
 from tests.chaos.processes import count_tasks_when_asked
 from tests.chaos.records import Effect, Handling, Recorder, key_of, now_ns
 
 CACHE = 20
 """Suspended runs that stay in memory: those of a few seconds, so that some are forgotten in every run."""
-RETRY = Retry(limit=ATTEMPTS - 1, delay="50 ms", backoff="constant")
 
 
 class Ledger:
@@ -59,10 +59,13 @@ class DeliberateFailure(Exception):
 class Steps:
     """Steps of one run whose bodies are written down. Results name their execution, so that no two are alike."""
 
-    def __init__(self, workflow: str, event: WorkflowEvent[Any], step: WorkflowStep) -> None:
+    def __init__(self, flow: WorkflowEntrypoint[Any, Any], event: WorkflowEvent[Any], step: WorkflowStep) -> None:
+        assert flow._client is not None
+        self.namespace = flow._client.namespace
         self.event = event
         self.step = step
-        self.key = key_of(NAMESPACE, workflow, event.instance_id)
+        self.key = key_of(self.namespace, flow.name, event.instance_id)
+        self.attempts = event.payload.get("attempts", ATTEMPTS)
         self._rng = random.Random(f"{event.instance_id}/{event.run_number}")
 
     async def do(
@@ -70,7 +73,6 @@ class Steps:
         name: str,
         work: Callable[[], Awaitable[None]] | None = None,
         failures: int = 0,
-        retry: Retry = RETRY,
         in_thread: bool = False,
     ) -> Any:
         """A step whose body fails so often, then does the work, and returns what no other execution returns.
@@ -94,6 +96,7 @@ class Steps:
             return execution.ended()
 
         chosen: Any = body_in_thread if in_thread else body
+        retry = Retry(limit=self.attempts - 1, delay="50 ms", backoff="constant")
         return await self.step.do(name, chosen, retries=retry, timeout="1 minute")
 
     async def approval(self) -> Any:
@@ -114,7 +117,7 @@ class Execution:
         self.attempt = 0 if call is None else call.attempt
         self._id = uuid4().hex[:16]
         self._about = {"execution": self._id, "key": steps.key, "run": steps.event.run_number, "step": name}
-        self._about |= {"worker": Ledger.worker, "attempt": self.attempt, "fence": run.fence}
+        self._about |= {"worker": f"{Ledger.worker}-{steps.namespace}", "attempt": self.attempt, "fence": run.fence}
         self._note("start")
 
     def failed(self) -> DeliberateFailure:
@@ -138,13 +141,16 @@ class OrderFlow(WorkflowEntrypoint[Any, Any]):
     name = ORDER
 
     async def run(self, event: WorkflowEvent[Any], step: WorkflowStep) -> Any:
-        steps = Steps(ORDER, event, step)
+        steps = Steps(self, event, step)
         output = {"reserve": await steps.do("reserve", in_thread=True)}
-        await step.sleep("nap", event.payload["nap"] * 1000)
+        if "nap_until_ms" in event.payload:
+            await step.sleep_until("nap", event.payload["nap_until_ms"])
+        else:
+            await step.sleep("nap", event.payload["nap"] * 1000)
         approval = await steps.approval()
         if not event.payload["aimed"]:
             output["approval"] = approval
-        output["charge"] = await steps.do("charge", failures=FAILURES)
+        output["charge"] = await steps.do("charge", failures=event.payload["failures"])
         output["spawn"] = await steps.do("spawn", lambda: self._start_parcel(event))
         output["ship"] = await steps.do("ship", in_thread=True)
         return output
@@ -160,7 +166,7 @@ class ParcelFlow(WorkflowEntrypoint[Any, Any]):
     name = CHILD
 
     async def run(self, event: WorkflowEvent[Any], step: WorkflowStep) -> Any:
-        return {"pack": await Steps(CHILD, event, step).do("pack")}
+        return {"pack": await Steps(self, event, step).do("pack")}
 
 
 class RaceFlow(WorkflowEntrypoint[Any, Any]):
@@ -169,7 +175,7 @@ class RaceFlow(WorkflowEntrypoint[Any, Any]):
     name = RACE
 
     async def run(self, event: WorkflowEvent[Any], step: WorkflowStep) -> Any:
-        await Steps(RACE, event, step).approval()
+        await Steps(self, event, step).approval()
         await step.sleep("tail", "400 ms")  # an instance that has ended takes no events, and the late ones count
         return {}
 
@@ -183,8 +189,7 @@ class PoisonFlow(WorkflowEntrypoint[Any, Any]):
         async def die() -> None:
             os.kill(os.getpid(), signal.SIGKILL)
 
-        retry = Retry(limit=POISON_ATTEMPTS - 1, delay="50 ms", backoff="constant")
-        return {"die": await Steps(POISON, event, step).do("die", die, retry=retry)}
+        return {"die": await Steps(self, event, step).do("die", die)}
 
 
 @hook("note")
@@ -212,18 +217,29 @@ async def work(config: dict[str, Any]) -> None:
     handler.setFormatter(Quiet("%(asctime)s %(levelname)s %(message)s"))
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     Ledger.open(Path(config["folder"]), config["name"])
+    zombies.count_stale(Ledger.recorder)
+    if config["zombie"]:
+        zombies.know_no_better()
     app = App(workflows=[OrderFlow, ParcelFlow, RaceFlow, PoisonFlow], hooks=[note])
-    async with Client(config["address"]) as client:
-        worker = Worker(client, app, max_tasks=config["slots"], cache=CACHE, worker_id=config["name"])
-        working = asyncio.create_task(worker.run())
+    async with Client(config["address"]) as home, Client(config["address"], namespace=ELSEWHERE) as elsewhere:
+        limits: dict[str, Any] = {"max_tasks": config["slots"], "cache": CACHE, "grace": config["grace"] * 1000}
+        workers = [Worker(client, app, worker_id=config["name"], **limits) for client in (home, elsewhere)]
+        working = asyncio.create_task(_all_of(workers))
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, working.cancel)
         count_tasks_when_asked(Path(config["folder"]), config["name"])
+        print("ready", flush=True)
         with suppress(asyncio.CancelledError):
             await working
+
+
+async def _all_of(workers: list[Worker]) -> None:
+    async with asyncio.TaskGroup() as group:
+        for worker in workers:
+            group.create_task(worker.run())
 
 
 if __name__ == "__main__":
     try:
         asyncio.run(work(json.loads(sys.argv[1])))
-    except CallFailed as refused:
+    except* CallFailed as refused:
         sys.exit(f"refused: {refused}")

@@ -1,0 +1,52 @@
+"""Workers that report what is no longer theirs. The SDK takes care not to; these do not, so that servers must refuse.
+
+A worker of the SDK that stood still drops its leases before it says a word. One of another make may not know better.
+"""
+
+from __future__ import annotations
+
+from stepwell.holdings import Holdings
+from stepwell.v1 import workers_pb2 as pb
+from tests.chaos.records import Count, Recorder
+
+_late: set[tuple[int, int]] = set()
+"""Task and fence of leases that this process has lost, and reported on all the same."""
+
+
+def count_stale(recorder: Recorder) -> None:
+    """Write down each lease that this process is told to have lost while it worked on it, or after it reported on it.
+
+    A heartbeat that crosses the end of a run is told so, too, which means nothing.
+    """
+    receive = Holdings.receive
+
+    def counting(self: Holdings, frame: pb.ServerFrame) -> None:
+        held = self._held.get(frame.task_id)
+        lease, is_held = (frame.task_id, frame.fence), held is not None and held.fence == frame.fence
+        if frame.HasField("stale") and (is_held or lease in _late):
+            _late.discard(lease)
+            recorder.record(Count("stale_reports", 1))
+        receive(self, frame)
+
+    Holdings.receive = counting  # type: ignore[method-assign]
+
+
+def know_no_better() -> None:
+    """Keep leases however old they are, and report what came of them even if a Welcome did not list them."""
+    welcomed = Holdings.welcomed
+
+    def reporting(self: Holdings, welcome: pb.Welcome) -> None:
+        kept = {(held.task_id, held.fence) for held in welcome.held}
+        lost = [held for held in self._held.values() if (held.task_id, held.fence) not in kept]
+        reports = [frame for held in lost if held.work is not None for frame in held.work.unacked_frames()]
+        welcomed(self, welcome)
+        for frame in reports:
+            _late.add((frame.task_id, frame.fence))
+            self.send(frame)
+
+    Holdings.welcomed = reporting  # type: ignore[method-assign]
+    Holdings.expire = _keep  # type: ignore[method-assign]
+
+
+def _keep(self: Holdings) -> None:
+    """Nothing is too old."""
