@@ -273,6 +273,45 @@ async def test_an_execution_that_the_function_cancels_is_a_failed_one(stage: Sta
     assert frames[1].step_failed.failure.name == "CancelledError"
 
 
+def asked_again(times: int = 1) -> Any:
+    """A workflow that gives a step up while its body executes, as often as is said, and asks for it again at once."""
+
+    async def order(event: Any, step: Any) -> Any:
+        for _ in range(times):
+            call = asyncio.create_task(step.do("a", asyncio.Event().wait, retries={"limit": 0}))
+            await step.do("b", lambda: 1)
+            await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait({call})
+        return await step.do("a", lambda: 2)
+
+    return order
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_step_that_is_asked_for_again_waits_for_the_verdict_on_its_failure(stage: Stage, times: int) -> None:
+    """A Suspend before it would rest on a retry that may never be."""
+    run = await stage.begin(asked_again(times))
+    assert stage.kinds() == ["step_done:b", "step_failed:a"]
+
+    await stage.ack(run, 1, 2)
+    assert stage.take()[0].finish.failure.name == "CancelledError"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_step_that_is_asked_for_again_is_executed_when_its_retry_is_due(stage: Stage, times: int) -> None:
+    run = await stage.begin(asked_again(times))
+    stage.take()
+    await stage.ack(run, 1, 2, wake_at=LATER)
+    assert stage.kinds() == ["suspend"]
+    await stage.ack(run, 3, released=False)
+
+    await stage.resolve(run, pending("a", attempts=1))
+    await stage.ack(run, 4)
+    begins, done, finish = stage.take()
+    assert (begins.opens[0].attempt, done.step_done.attempt, finish.finish.output.json) == (2, 2, "2")
+
+
 async def test_a_body_that_cancels_itself_fails_the_step_not_the_worker(stage: Stage) -> None:
     async def body() -> None:
         raise asyncio.CancelledError

@@ -217,6 +217,9 @@ class Run:
         self._calls[name] = call
         if known is None or known.status != states.STEP_STATUS_WAITING:
             self._ask(call)
+        elif self._reports.is_undecided(name):
+            call.attempt = known.attempts
+            self._move(call, CallState.VERDICT)
         return await self._answer(call)
 
     async def wait(self, wait: pb.Wait) -> pb.StepState:
