@@ -130,6 +130,34 @@ async def test_frames_after_a_refused_one_are_kept_but_set_nothing_off(stage: St
     assert (began, stage.kinds()) == ([], ["finish"])
 
 
+async def test_no_body_begins_once_the_function_has_ended(stage: Stage) -> None:
+    """It would execute for nobody, and nothing would stop it."""
+    began: list[str] = []
+    gate = asyncio.Event()
+
+    async def check() -> None:
+        await gate.wait()
+        raise LookupError("out of stock")
+
+    async def order(event: Any, step: Any) -> None:
+        await asyncio.gather(pair(step, lambda: began.append("b")), check())
+
+    async def pair(step: Any, body: Any) -> None:
+        await step.do("a", lambda: 1)
+        await step.do("b", body)
+
+    run = await stage.begin(order)
+    assert stage.kinds() == ["step_done:a +b"]
+    gate.set()
+    await settle()
+    assert stage.kinds() == ["finish"]
+
+    await stage.ack(run, 1)
+    assert began == []
+    await stage.ack(run, 2, released=True)
+    assert stage.let_go_work == [run]
+
+
 async def test_a_refused_end_is_the_end(stage: Stage) -> None:
     run = await stage.begin(three_steps)
     run.refused(1, "PAYLOAD_TOO_LARGE", "too large")

@@ -293,8 +293,8 @@ class Run:
         return is_first and not self._host.terms.virtual_clock
 
     def _begin_announced(self, call: StepCall) -> None:
-        if call.state is not CallState.OPENING:
-            return  # withdrawn or timed out meanwhile
+        if call.state is not CallState.OPENING or self._calls.get(call.name) is not call:
+            return  # withdrawn or timed out meanwhile, or the function has ended
         if self._is_stopped:
             self._move(call, CallState.ASKED)
             self._asked.append(call)
