@@ -174,7 +174,7 @@ class Holdings:
                 self._cancel(held, frame.cancel)
 
     def heartbeat(self) -> None:
-        """Renew every lease by its name, and give up those that were not renewed in time."""
+        """Renew every lease by its name, give up what was not renewed in time, ask again for what a pause holds up."""
         self.expire()
         if not self._is_connected:
             return
@@ -182,6 +182,9 @@ class Holdings:
         held = list(self._held.values())
         self._beats.sent[self._beats.number] = (self.clock.now(), held)
         self.send(pb.WorkerFrame(heartbeat=pb.Heartbeat(held=self.held(), heartbeat_number=self._beats.number)))
+        for one in held:
+            if isinstance(one.work, Run):
+                one.work.ask_again()
 
     def expire(self) -> None:
         """Stop tasks whose last renewal is so old that another worker may have them soon."""

@@ -160,6 +160,13 @@ class Run:
                 self._reports.add(pb.WorkerFrame(begin_steps=pb.BeginSteps()))
             self._send([])
 
+    def ask_again(self) -> None:
+        """Ask again for bodies that a pause holds up: should it be withdrawn, nobody says so by himself."""
+        is_held_up = self.phase is Phase.HELD and self._is_stopped and self._asked and self._is_answered()
+        if is_held_up and not self._host.is_draining:
+            self._is_stopped = False  # until the answer
+            self._touch()
+
     def drop(self) -> None:
         """End the run in this process: cancel the function and its bodies, report nothing any more."""
         if self.phase is Phase.DROPPED:
@@ -296,6 +303,7 @@ class Run:
         if call.state is not CallState.OPENING or self._calls.get(call.name) is not call:
             return  # withdrawn or timed out meanwhile, or the function has ended
         if self._is_stopped:
+            self._steps_left += 1
             self._move(call, CallState.ASKED)
             self._asked.append(call)
         else:
