@@ -68,8 +68,11 @@ class Execution:
         """Begin. The outcome is reported in a later turn of the loop."""
         if is_async(body):
             self._await(body, context)
-        else:
+            return
+        try:
             pool.call(lambda: self._call(body, context), lambda outcome: self._called(outcome, context))
+        except RuntimeError as error:  # there is no thread
+            asyncio.get_running_loop().call_soon(self._report, Outcome(error=error))
 
     @property
     def task(self) -> asyncio.Task[Outcome] | None:
