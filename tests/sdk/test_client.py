@@ -13,6 +13,7 @@ from stepwell import (
     CallFailed,
     Client,
     EventEntry,
+    Instance,
     NewInstance,
     PayloadInvalid,
     Status,
@@ -251,6 +252,35 @@ async def test_a_lost_watch_goes_on_from_what_was_seen(server: FakeServer, clien
     assert server.workflows.watches[1].add[0].known_revision == 4
     server.workflows.change(complete("x", 9, revision=5))
     assert await wait == Result(9)
+
+
+async def first_of(order: Instance[Any]) -> Any:
+    return await anext(order.watch())
+
+
+async def test_closing_the_client_ends_the_waits_for_results(server: FakeServer) -> None:
+    async with Client(server.address) as client:
+        order = await client.workflow(Order).create(id="x")
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(order.result()), asyncio.create_task(first_of(order))]
+        await server.workflows.until_watched(1)
+
+    for wait in waits:
+        with pytest.raises(RuntimeError, match="the client is not open"):
+            await wait
+
+
+async def test_a_stream_that_ends_for_an_unforeseen_reason_fails_the_waits_for_results(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = await client.workflow(Order).create(id="x")
+    wait = asyncio.create_task(order.result())
+    await server.workflows.until_watched(1)
+    monkeypatch.setattr("stepwell.watches.Follower.tell", lambda *_: 1 / 0)
+
+    server.workflows.change(complete("x"))
+    with pytest.raises(ExceptionGroup) as failed:
+        await wait
+    assert isinstance(failed.value.exceptions[0], ZeroDivisionError)
 
 
 async def test_watching_shows_each_newer_state_until_the_end(server: FakeServer, client: Client) -> None:

@@ -80,12 +80,12 @@ class Client:
         self._watches = Watches(self._stub, self.namespace)
 
     async def close(self) -> None:
-        """End all streams and the connection."""
+        """End all streams and the connection. Calls that still wait fail, or are cancelled."""
         if self._channel is None:
             return
         channel, self._channel = self._channel, None
         coalescers = (self._creates, self._events, self._triggers)
-        await asyncio.gather(*(coalescer.close() for coalescer in coalescers), self._watches.close())
+        await asyncio.gather(*(coalescer.close() for coalescer in coalescers), self._watches.close(_not_open()))
         await channel.close()
 
     @overload
@@ -134,7 +134,7 @@ class Client:
     def channel(self) -> aio.Channel:
         """The open channel. RuntimeError outside of `async with`."""
         if self._channel is None:
-            raise RuntimeError("the client is not open: use `async with Client(...) as client:`")
+            raise _not_open()
         return self._channel
 
     @property
@@ -197,3 +197,7 @@ class Client:
         request = pb.SendEventsRequest(namespace=self.namespace, items=items)
         answer = await self.call(self._stub.SendEvents(request, timeout=self.timeout))
         return answer.results
+
+
+def _not_open() -> RuntimeError:
+    return RuntimeError("the client is not open: use `async with Client(...) as client:`")
