@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -381,3 +383,25 @@ async def test_a_history_is_of_one_run_whatever_happens_meanwhile(server: FakeSe
 async def test_a_client_that_is_not_open_says_so() -> None:
     with pytest.raises(RuntimeError, match="async with"):
         await Client("127.0.0.1:1").workflow("order").create()
+
+
+OUTSIDE_OF_ITS_BLOCK = """
+import asyncio
+from stepwell import Client
+
+async def program():
+    client = Client()
+    order = client.workflow("order")
+    calls = [order.create(id="x"), order.get("x"), client.hook("receipt").trigger()]
+    print(*[type(error).__name__ for error in await asyncio.gather(*calls, return_exceptions=True)])
+
+asyncio.run(program())
+"""
+
+
+def test_it_says_so_even_where_assertions_are_left_out() -> None:
+    told = subprocess.run(
+        [sys.executable, "-O", "-c", OUTSIDE_OF_ITS_BLOCK], check=True, capture_output=True, text=True
+    )
+
+    assert told.stdout.split() == ["RuntimeError"] * 3

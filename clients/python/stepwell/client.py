@@ -140,26 +140,30 @@ class Client:
     @property
     def stub(self) -> WorkflowServiceAsyncStub:
         """The generated stub, for calls that have no method here."""
-        assert self.channel is not None
+        self._check_open()
         return self._stub
 
     @property
     def hook_stub(self) -> HookServiceAsyncStub:
         """The same for hooks."""
-        assert self.channel is not None
+        self._check_open()
         return self._hook_stub
 
     @property
     def transaction_stub(self) -> TransactionServiceAsyncStub:
         """The same for transactions."""
-        assert self.channel is not None
+        self._check_open()
         return self._transaction_stub
 
     @property
     def watches(self) -> Watches:
         """The stream that follows instances."""
-        assert self.channel is not None
+        self._check_open()
         return self._watches
+
+    def _check_open(self) -> None:
+        if self._channel is None:
+            raise _not_open()
 
     async def call(self, calling: Awaitable[T]) -> T:
         """The answer of a call; CallFailed if it was refused."""
@@ -170,17 +174,17 @@ class Client:
 
     async def create_coalesced(self, item: pb.CreateInstancesItem) -> pb.CreateInstancesResult:
         """Create one instance, together with others that are asked for meanwhile."""
-        assert self.channel is not None
+        self._check_open()
         return await self._creates.submit(item)
 
     async def send_coalesced(self, item: pb.SendEventsItem) -> pb.SendEventsResult:
         """Send one event, together with others that are sent meanwhile."""
-        assert self.channel is not None
+        self._check_open()
         return await self._events.submit(item)
 
     async def trigger_coalesced(self, item: hooks_pb2.TriggerHooksItem) -> hooks_pb2.TriggerHooksResult:
         """Store one hook, together with others that are triggered meanwhile."""
-        assert self.channel is not None
+        self._check_open()
         return await self._triggers.submit(item)
 
     async def _send_triggers(self, items: list[hooks_pb2.TriggerHooksItem]) -> Sequence[hooks_pb2.TriggerHooksResult]:
