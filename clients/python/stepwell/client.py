@@ -175,31 +175,35 @@ class Client:
     async def create_coalesced(self, item: pb.CreateInstancesItem) -> pb.CreateInstancesResult:
         """Create one instance, together with others that are asked for meanwhile."""
         self._check_open()
-        return await self._creates.submit(item)
+        return await self._creates.submit(item, self.timeout)
 
     async def send_coalesced(self, item: pb.SendEventsItem) -> pb.SendEventsResult:
         """Send one event, together with others that are sent meanwhile."""
         self._check_open()
-        return await self._events.submit(item)
+        return await self._events.submit(item, self.timeout)
 
     async def trigger_coalesced(self, item: hooks_pb2.TriggerHooksItem) -> hooks_pb2.TriggerHooksResult:
         """Store one hook, together with others that are triggered meanwhile."""
         self._check_open()
-        return await self._triggers.submit(item)
+        return await self._triggers.submit(item, self.timeout)
 
-    async def _send_triggers(self, items: list[hooks_pb2.TriggerHooksItem]) -> Sequence[hooks_pb2.TriggerHooksResult]:
+    async def _send_triggers(
+        self, items: list[hooks_pb2.TriggerHooksItem], seconds: float
+    ) -> Sequence[hooks_pb2.TriggerHooksResult]:
         request = hooks_pb2.TriggerHooksRequest(namespace=self.namespace, items=items)
-        answer = await self.call(self._hook_stub.TriggerHooks(request, timeout=self.timeout))
+        answer = await self.call(self._hook_stub.TriggerHooks(request, timeout=seconds))
         return answer.results
 
-    async def _send_creates(self, items: list[pb.CreateInstancesItem]) -> Sequence[pb.CreateInstancesResult]:
+    async def _send_creates(
+        self, items: list[pb.CreateInstancesItem], seconds: float
+    ) -> Sequence[pb.CreateInstancesResult]:
         request = pb.CreateInstancesRequest(namespace=self.namespace, items=items, on_existing=pb.ON_EXISTING_ERROR)
-        answer = await self.call(self._stub.CreateInstances(request, timeout=self.timeout))
+        answer = await self.call(self._stub.CreateInstances(request, timeout=seconds))
         return answer.results
 
-    async def _send_events(self, items: list[pb.SendEventsItem]) -> Sequence[pb.SendEventsResult]:
+    async def _send_events(self, items: list[pb.SendEventsItem], seconds: float) -> Sequence[pb.SendEventsResult]:
         request = pb.SendEventsRequest(namespace=self.namespace, items=items)
-        answer = await self.call(self._stub.SendEvents(request, timeout=self.timeout))
+        answer = await self.call(self._stub.SendEvents(request, timeout=seconds))
         return answer.results
 
 
