@@ -311,7 +311,7 @@ class Run:
 
     def _begin(self, call: StepCall) -> None:
         self._move(call, CallState.EXECUTING)
-        call.execute(self._body_ended, self._host.pool)
+        call.execute(self._body_ended, self._host.pool, self._host.clock)
         self._begun.append(call)
 
     def _body_ended(self, call: StepCall, outcome: Outcome) -> None:
@@ -432,7 +432,7 @@ class Run:
         """Begin to count the time of bodies. Most have ended by the time the run rests, and need no timer."""
         begun, self._begun = self._begun, []
         for call in begun:
-            call.limit(self._host.terms, self._host.clock)
+            call.limit(self._host.terms)
 
     def _flush(self) -> None:
         begins = self._take_asked()
