@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 
+import grpc
 import pytest
 
+from stepwell import CallFailed
 from stepwell.batching import Coalescer
 from stepwell.v1.workflows_pb2 import SendEventsItem
 
@@ -15,10 +17,12 @@ class Wire:
 
     def __init__(self) -> None:
         self.batches: list[list[str]] = []
+        self.seconds: list[float] = []
         self.gate = asyncio.Event()
         self.error: Exception | None = None
 
-    async def send(self, items: list[SendEventsItem]) -> list[str]:
+    async def send(self, items: list[SendEventsItem], seconds: float) -> list[str]:
+        self.seconds.append(seconds)
         self.batches.append([item.type for item in items])
         await self.gate.wait()
         if self.error is not None:
@@ -31,8 +35,10 @@ def wire() -> Wire:
     return Wire()
 
 
-async def submit(coalescer: Coalescer[SendEventsItem, str], *types: str) -> list[asyncio.Task[str]]:
-    tasks = [asyncio.create_task(coalescer.submit(SendEventsItem(type=type))) for type in types]
+async def submit(
+    coalescer: Coalescer[SendEventsItem, str], *types: str, seconds: float = 30
+) -> list[asyncio.Task[str]]:
+    tasks = [asyncio.create_task(coalescer.submit(SendEventsItem(type=type), seconds)) for type in types]
     for _ in range(5):
         await asyncio.sleep(0)
     return tasks
@@ -71,6 +77,44 @@ async def test_a_caller_that_gives_up_does_not_disturb_the_others(wire: Wire) ->
 
     assert await stays == "stored b"
     assert gives_up.cancelled()
+
+
+async def test_who_gives_up_before_it_was_sent_is_not_sent(wire: Wire) -> None:
+    coalescer = Coalescer(wire.send)
+    (first,) = await submit(coalescer, "a")
+    gives_up, stays = await submit(coalescer, "b", "c")
+    gives_up.cancel()
+    await asyncio.wait({gives_up})
+    wire.gate.set()
+
+    assert await asyncio.gather(first, stays) == ["stored a", "stored c"]
+    assert wire.batches == [["a"], ["c"]]
+
+
+async def test_a_deadline_counts_from_the_call_not_from_when_it_is_sent(wire: Wire) -> None:
+    coalescer = Coalescer(wire.send)
+    (first,) = await submit(coalescer, "a")
+    (late,) = await submit(coalescer, "b", seconds=0.01)
+
+    with pytest.raises(CallFailed) as failed:
+        await late
+    assert failed.value.code is grpc.StatusCode.DEADLINE_EXCEEDED
+
+    wire.gate.set()
+    assert await first == "stored a"
+    assert wire.batches == [["a"]]
+
+
+async def test_a_batch_has_the_time_that_is_left_and_those_in_it_keep_their_own(wire: Wire) -> None:
+    coalescer = Coalescer(wire.send)
+    (first,) = await submit(coalescer, "a", seconds=0.01)
+    hurried, patient = await submit(coalescer, "b", seconds=5) + await submit(coalescer, "c", seconds=20)
+    with pytest.raises(CallFailed):
+        await first
+    wire.gate.set()
+
+    assert await asyncio.gather(hurried, patient) == ["stored b", "stored c"]
+    assert 5 < wire.seconds[1] <= 20 - 0.01
 
 
 async def test_a_batch_is_bounded_in_items_and_in_bytes(wire: Wire) -> None:

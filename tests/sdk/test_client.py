@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,7 @@ from stepwell import (
     CallFailed,
     Client,
     EventEntry,
+    Instance,
     NewInstance,
     PayloadInvalid,
     Status,
@@ -253,6 +256,35 @@ async def test_a_lost_watch_goes_on_from_what_was_seen(server: FakeServer, clien
     assert await wait == Result(9)
 
 
+async def first_of(order: Instance[Any]) -> Any:
+    return await anext(order.watch())
+
+
+async def test_closing_the_client_ends_the_waits_for_results(server: FakeServer) -> None:
+    async with Client(server.address) as client:
+        order = await client.workflow(Order).create(id="x")
+        waits: list[asyncio.Task[Any]] = [asyncio.create_task(order.result()), asyncio.create_task(first_of(order))]
+        await server.workflows.until_watched(1)
+
+    for wait in waits:
+        with pytest.raises(RuntimeError, match="the client is not open"):
+            await wait
+
+
+async def test_a_stream_that_ends_for_an_unforeseen_reason_fails_the_waits_for_results(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = await client.workflow(Order).create(id="x")
+    wait = asyncio.create_task(order.result())
+    await server.workflows.until_watched(1)
+    monkeypatch.setattr("stepwell.watches.Follower.tell", lambda *_: 1 / 0)
+
+    server.workflows.change(complete("x"))
+    with pytest.raises(ExceptionGroup) as failed:
+        await wait
+    assert isinstance(failed.value.exceptions[0], ZeroDivisionError)
+
+
 async def test_watching_shows_each_newer_state_until_the_end(server: FakeServer, client: Client) -> None:
     order = await client.workflow(Order).create(id="x")
     step = wf.Step(name="a", type=wf.STEP_TYPE_DO, status=wf.STEP_STATUS_COMPLETED, attempts=1)
@@ -351,3 +383,25 @@ async def test_a_history_is_of_one_run_whatever_happens_meanwhile(server: FakeSe
 async def test_a_client_that_is_not_open_says_so() -> None:
     with pytest.raises(RuntimeError, match="async with"):
         await Client("127.0.0.1:1").workflow("order").create()
+
+
+OUTSIDE_OF_ITS_BLOCK = """
+import asyncio
+from stepwell import Client
+
+async def program():
+    client = Client()
+    order = client.workflow("order")
+    calls = [order.create(id="x"), order.get("x"), client.hook("receipt").trigger()]
+    print(*[type(error).__name__ for error in await asyncio.gather(*calls, return_exceptions=True)])
+
+asyncio.run(program())
+"""
+
+
+def test_it_says_so_even_where_assertions_are_left_out() -> None:
+    told = subprocess.run(
+        [sys.executable, "-O", "-c", OUTSIDE_OF_ITS_BLOCK], check=True, capture_output=True, text=True
+    )
+
+    assert told.stdout.split() == ["RuntimeError"] * 3

@@ -263,6 +263,26 @@ async def test_heartbeats_name_every_lease_and_a_confirmed_one_renews_it(worker:
     await worker.holdings.close()
 
 
+async def test_with_a_heartbeat_a_run_asks_again_for_what_a_pause_holds_up(worker: Worker) -> None:
+    @workflow("branches")
+    async def branches(event: Any, step: Any) -> None:
+        await asyncio.gather(step.do("for ever", asyncio.Event().wait), one_after_the_other(step))
+
+    async def one_after_the_other(step: Any) -> None:
+        await step.do("first", lambda: 1)
+        await step.do("second", lambda: 2)
+
+    worker.holdings = Holdings(App([branches]), None, InlinePool(), worker.clock)
+    worker.welcome()
+    await worker.task("branches")
+    assert await worker.ack(1, stop=pb.STOP_PAUSE) == []
+
+    worker.holdings.heartbeat()
+    await settle()
+    assert worker.sent() == ["heartbeat", "begin_steps +second"]
+    await worker.holdings.close()
+
+
 async def test_a_lease_that_is_not_renewed_is_given_up_before_it_ends(worker: Worker) -> None:
     worker.welcome()
     await worker.task("stuck")

@@ -174,6 +174,38 @@ async def test_leaving_waits_for_handlers_and_for_their_reports() -> None:
     assert worker.holdings.quiet.is_set()
 
 
+async def test_a_hook_that_has_just_arrived_goes_back_unbegun_when_the_worker_leaves(worker: HookWorker) -> None:
+    """Its arrival is not acknowledged, so nothing is charged to it."""
+    worker.holdings.receive(hook_frame("stuck"))
+    worker.holdings.drain()
+
+    assert (worker.sent(), worker.held()) == ([], [])
+    assert worker.holdings.quiet.is_set()
+
+
+async def test_a_hook_whose_arrival_is_being_said_gets_the_grace(worker: HookWorker) -> None:
+    worker.holdings.receive(hook_frame("quick"))
+    assert [in_a_word(frame) for frame in worker.holdings.take_frames()] == ["task_ack"]
+    worker.holdings.drain()
+    assert not worker.holdings.quiet.is_set()
+
+    worker.holdings.written()
+    await settle()
+    assert worker.sent() == ["outcome"]
+    await worker.ack(1)
+    assert worker.holdings.quiet.is_set()
+
+
+async def test_a_leaving_worker_does_not_claim_a_hook_that_a_lost_stream_left_unbegun(worker: HookWorker) -> None:
+    worker.holdings.receive(hook_frame("stuck"))
+    worker.holdings.take_frames()
+    worker.holdings.drain()
+    worker.holdings.disconnected()
+
+    assert worker.held() == []
+    assert worker.holdings.quiet.is_set()
+
+
 async def test_closing_waits_for_a_handler_that_was_cancelled() -> None:
     ended: list[bool] = []
 

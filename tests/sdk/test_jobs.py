@@ -190,13 +190,13 @@ async def test_an_execution_that_takes_too_long_has_failed(stage: Stage) -> None
 
 async def test_a_thread_that_ends_after_its_time_says_nothing_more(stage: Stage) -> None:
     results: list[Any] = []
-    stage.pool = type("Later", (), {"call": lambda self, job, done: results.append((job, done))})()
+    stage.pool = type("Later", (), {"call": lambda self, job, done: results.append((job(), done))})()
     await begin(stage, lambda payload: None, timeout=Duration(seconds=1))
     stage.clock.advance(1)
     assert outcome(stage).failure.name == "JobTimeoutError"
 
-    ((job, done),) = results
-    done(job())
+    ((result, done),) = results
+    done(result)
     await settle()
 
     assert stage.take() == []

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, Dict, List, Optional, Set, Tuple  # noqa: UP035 - which people still write
 
 import pytest
 from hypothesis import given
@@ -73,6 +73,21 @@ def test_generic_types_are_built_item_by_item() -> None:
 
 
 @pytest.mark.parametrize(
+    ("into", "value", "built"),
+    [
+        (Dict, {"a": 1}, {"a": 1}),  # noqa: UP006
+        (List, [1, "b"], [1, "b"]),  # noqa: UP006
+        (Tuple, [1, 2], (1, 2)),  # noqa: UP006
+        (Set, [1, 1], {1}),  # noqa: UP006
+        (Optional[Dict], {"a": 1}, {"a": 1}),  # noqa: UP006, UP045
+        (tuple[()], [], ()),
+    ],
+)
+def test_a_generic_type_that_names_no_item_types_takes_any(into: Any, value: Any, built: Any) -> None:
+    assert build(into, value) == built
+
+
+@pytest.mark.parametrize(
     ("into", "value", "why"),
     [
         (Item, {"sku": "3"}, "sku: expected int, got str"),
@@ -99,12 +114,21 @@ def test_what_is_not_json_is_refused(wrong: Any) -> None:
         to_payload(wrong)
 
 
+@pytest.mark.parametrize("keys", [(1, "1"), (True, "true"), (None, "null"), (1.5, "1.5")])
+def test_keys_that_would_be_one_and_the_same_are_refused(keys: tuple[Any, Any]) -> None:
+    with pytest.raises(PayloadInvalid, match=f"not JSON: two keys are both {keys[1]!r} as text"):
+        to_payload({"nested": [Basket([], by_name=dict.fromkeys(keys, Item(1)))]})
+
+    assert to_json({1: "a", "2": "b", False: "c"}) == '{"1":"a","2":"b","false":"c"}'
+
+
 def test_a_value_within_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)
 
-    with pytest.raises(PayloadInvalid):
-        to_payload(loop)
+    for wrong in (loop, Basket(loop)):
+        with pytest.raises(PayloadInvalid):
+            to_payload(wrong)
 
 
 def test_the_size_is_counted_in_bytes_and_the_limit_itself_is_allowed() -> None:

@@ -30,6 +30,23 @@ class Flaky:
         return "ok"
 
 
+class Stuck:
+    """Executes in its thread for as long as its gate is closed."""
+
+    def __init__(self) -> None:
+        self.gate = threading.Event()
+        self._taken = threading.Event()
+
+    def __call__(self) -> None:
+        self._taken.set()
+        self.gate.wait(10)
+
+    async def taken(self) -> None:
+        """Wait until a thread has begun with it."""
+        while not self._taken.is_set():
+            await asyncio.sleep(0)
+
+
 def flaky_order(body: Any, **config: Any) -> Any:
     async def order(event: Any, step: Any) -> Any:
         return await step.do("a", body, **config)
@@ -178,14 +195,15 @@ async def test_an_execution_that_takes_too_long_fails_and_is_cancelled(stage: St
 
 
 async def test_a_thread_that_takes_too_long_is_left_alone_and_its_result_ignored(stage: Stage) -> None:
-    gate, ended = threading.Event(), asyncio.Event()
+    body, ended = Stuck(), asyncio.Event()
     stage.pool = pool = ThreadPool(1)
-    run = await stage.begin(flaky_order(lambda: gate.wait(10), timeout="5 seconds"))
+    run = await stage.begin(flaky_order(body, timeout="5 seconds"))
+    await body.taken()
     stage.clock.advance(5)
     await settle()
     assert stage.kinds() == ["step_failed:a"]
 
-    gate.set()
+    body.gate.set()
     pool.call(lambda: None, lambda _: ended.set())  # served by the same thread, after the late body
     await ended.wait()
     await settle()
@@ -194,12 +212,12 @@ async def test_a_thread_that_takes_too_long_is_left_alone_and_its_result_ignored
     run.drop()
 
 
-async def test_a_body_that_no_thread_was_free_for_never_begins(stage: Stage) -> None:
+async def test_a_body_that_the_server_gave_up_while_no_thread_was_free_never_begins(stage: Stage) -> None:
     gate, calls = threading.Event(), list[str]()
     stage.pool = pool = ThreadPool(1)
     pool.call(lambda: gate.wait(10), lambda _: None)
     run = await stage.begin(flaky_order(lambda: calls.append("called"), timeout="5 seconds"))
-    stage.clock.advance(5)
+    run.cancel_step("a")
 
     gate.set()
     served = asyncio.Event()
@@ -211,11 +229,32 @@ async def test_a_body_that_no_thread_was_free_for_never_begins(stage: Stage) -> 
     run.drop()
 
 
+async def test_the_time_of_a_body_begins_when_a_thread_takes_it(stage: Stage) -> None:
+    busy, body = threading.Event(), Stuck()
+    stage.pool = pool = ThreadPool(1)
+    pool.call(lambda: busy.wait(10), lambda _: None)
+    run = await stage.begin(flaky_order(body, timeout="5 seconds"))
+    stage.clock.advance(7)  # in which no thread was free
+    await settle()
+    assert stage.kinds() == []
+
+    busy.set()
+    await body.taken()
+    for seconds, told in ((3, []), (1.9, []), (0.1, ["step_failed:a"])):
+        stage.clock.advance(seconds)
+        await settle()
+        assert stage.kinds() == told
+    body.gate.set()
+    pool.close()
+    run.drop()
+
+
 async def test_an_execution_may_begin_while_the_one_before_is_stuck_in_its_thread(stage: Stage) -> None:
-    gates = [threading.Event(), threading.Event()]
-    calls = iter(gates)
+    bodies = [Stuck(), Stuck()]
+    calls = iter(bodies)
     stage.pool = pool = ThreadPool(2)
-    run = await stage.begin(flaky_order(lambda: next(calls).wait(10), timeout="5 seconds"))
+    run = await stage.begin(flaky_order(lambda: next(calls)(), timeout="5 seconds"))
+    await bodies[0].taken()
     stage.clock.advance(5)
     await settle()
     await stage.ack(run, 1, wake_at=LATER)
@@ -224,11 +263,11 @@ async def test_an_execution_may_begin_while_the_one_before_is_stuck_in_its_threa
     stage.take()
     await stage.ack(run, 3)
 
-    gates[1].set()
+    bodies[1].gate.set()
     while not stage.sent:
         await asyncio.sleep(0)
     assert stage.sent[0].HasField("step_done")
-    gates[0].set()
+    bodies[0].gate.set()
     pool.close()
 
 
@@ -271,6 +310,45 @@ async def test_an_execution_that_the_function_cancels_is_a_failed_one(stage: Sta
     frames = stage.take()
     assert [frame.WhichOneof("body") for frame in frames] == ["step_done", "step_failed"]
     assert frames[1].step_failed.failure.name == "CancelledError"
+
+
+def asked_again(times: int = 1) -> Any:
+    """A workflow that gives a step up while its body executes, as often as is said, and asks for it again at once."""
+
+    async def order(event: Any, step: Any) -> Any:
+        for _ in range(times):
+            call = asyncio.create_task(step.do("a", asyncio.Event().wait, retries={"limit": 0}))
+            await step.do("b", lambda: 1)
+            await asyncio.sleep(0)
+            call.cancel()
+            await asyncio.wait({call})
+        return await step.do("a", lambda: 2)
+
+    return order
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_step_that_is_asked_for_again_waits_for_the_verdict_on_its_failure(stage: Stage, times: int) -> None:
+    """A Suspend before it would rest on a retry that may never be."""
+    run = await stage.begin(asked_again(times))
+    assert stage.kinds() == ["step_done:b", "step_failed:a"]
+
+    await stage.ack(run, 1, 2)
+    assert stage.take()[0].finish.failure.name == "CancelledError"
+
+
+@pytest.mark.parametrize("times", [1, 2])
+async def test_a_step_that_is_asked_for_again_is_executed_when_its_retry_is_due(stage: Stage, times: int) -> None:
+    run = await stage.begin(asked_again(times))
+    stage.take()
+    await stage.ack(run, 1, 2, wake_at=LATER)
+    assert stage.kinds() == ["suspend"]
+    await stage.ack(run, 3, released=False)
+
+    await stage.resolve(run, pending("a", attempts=1))
+    await stage.ack(run, 4)
+    begins, done, finish = stage.take()
+    assert (begins.opens[0].attempt, done.step_done.attempt, finish.finish.output.json) == (2, 2, "2")
 
 
 async def test_a_body_that_cancels_itself_fails_the_step_not_the_worker(stage: Stage) -> None:

@@ -25,8 +25,8 @@ async def test_a_pause_is_honoured_after_the_result_and_begins_no_body(stage: St
     assert (run.phase, stage.kinds()) == (Phase.DROPPED, ["step_done:a +b"])
 
 
-async def test_a_pause_waits_for_bodies_that_execute_and_then_asks_to_go(stage: Stage) -> None:
-    gate = asyncio.Event()
+def beside_a_slow_one(gate: asyncio.Event) -> Any:
+    """A workflow of two steps, one after the other, beside one that takes as long as the gate is closed."""
 
     async def pair(step: Any) -> None:
         await step.do("a", lambda: 1)
@@ -35,7 +35,12 @@ async def test_a_pause_waits_for_bodies_that_execute_and_then_asks_to_go(stage: 
     async def order(event: Any, step: Any) -> None:
         await asyncio.gather(pair(step), step.do("slow", gate.wait))
 
-    run = await stage.begin(order)
+    return order
+
+
+async def test_a_pause_waits_for_bodies_that_execute_and_then_asks_to_go(stage: Stage) -> None:
+    gate = asyncio.Event()
+    run = await stage.begin(beside_a_slow_one(gate))
     assert stage.kinds() == ["step_done:a =slow +b"]
     await stage.ack(run, 1, stop=pb.STOP_PAUSE)
     assert stage.kinds() == []
@@ -56,6 +61,37 @@ async def test_a_pause_that_was_withdrawn_lets_bodies_begin(stage: Stage) -> Non
 
     await stage.ack(run, 2, stop=pb.STOP_NONE, released=False)
     assert stage.kinds() == ["begin_steps +b"]
+
+
+async def test_a_pause_that_was_withdrawn_does_not_hold_a_branch_until_its_sibling_ends(stage: Stage) -> None:
+    run = await stage.begin(beside_a_slow_one(asyncio.Event()), max_steps=3)
+    await stage.ack(run, 1, stop=pb.STOP_PAUSE)
+    stage.take()
+
+    for number in (2, 3):  # still to pause: what it asks for is not begun, and uses up none of its steps
+        run.ask_again()
+        await settle()
+        assert stage.kinds() == ["begin_steps +b"]
+        await stage.ack(run, number, stop=pb.STOP_PAUSE)
+        assert stage.kinds() == []
+
+    run.ask_again()
+    await settle()
+    await stage.ack(run, 4, stop=pb.STOP_NONE)
+    assert stage.kinds() == ["begin_steps +b", "step_done:b"]
+    run.drop()
+
+
+async def test_a_run_that_is_not_held_up_asks_for_nothing_again(stage: Stage) -> None:
+    run = await stage.begin(beside_a_slow_one(asyncio.Event()))
+    run.ask_again()
+    await stage.ack(run, 1)
+    stage.take()
+
+    run.ask_again()
+    await settle()
+    assert stage.kinds() == []
+    run.drop()
 
 
 async def test_a_terminated_run_is_dropped_by_its_next_ack(stage: Stage) -> None:
@@ -128,6 +164,34 @@ async def test_frames_after_a_refused_one_are_kept_but_set_nothing_off(stage: St
     assert [frame.number for frame in run.unacked_frames()] == [2, 3]
     await stage.ack(run, 2)
     assert (began, stage.kinds()) == ([], ["finish"])
+
+
+async def test_no_body_begins_once_the_function_has_ended(stage: Stage) -> None:
+    """It would execute for nobody, and nothing would stop it."""
+    began: list[str] = []
+    gate = asyncio.Event()
+
+    async def check() -> None:
+        await gate.wait()
+        raise LookupError("out of stock")
+
+    async def order(event: Any, step: Any) -> None:
+        await asyncio.gather(pair(step, lambda: began.append("b")), check())
+
+    async def pair(step: Any, body: Any) -> None:
+        await step.do("a", lambda: 1)
+        await step.do("b", body)
+
+    run = await stage.begin(order)
+    assert stage.kinds() == ["step_done:a +b"]
+    gate.set()
+    await settle()
+    assert stage.kinds() == ["finish"]
+
+    await stage.ack(run, 1)
+    assert began == []
+    await stage.ack(run, 2, released=True)
+    assert stage.let_go_work == [run]
 
 
 async def test_a_refused_end_is_the_end(stage: Stage) -> None:

@@ -7,8 +7,10 @@ import contextvars
 import threading
 from typing import Any
 
+import pytest
+
 from stepwell.threads import ThreadPool
-from tests.sdk.stage import Stage
+from tests.sdk.stage import LATER, Stage, pending
 
 
 async def call(pool: ThreadPool, job: Any) -> Any:
@@ -44,6 +46,69 @@ async def test_a_thread_is_used_again_before_another_is_started() -> None:
     names = {await call(pool, lambda: threading.current_thread().name) for _ in range(20)}
 
     assert names == {"stepwell-step-0"}
+    pool.close()
+
+
+class Scarce:
+    """A system that has so many threads to give, and no more until it is told so."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
+        self.left = left
+        monkeypatch.setattr("stepwell.threads.Thread", self._thread)
+
+    def _thread(self, **given: Any) -> threading.Thread:
+        thread = threading.Thread(**given)
+        start = thread.start
+
+        def start_if_any() -> None:
+            if not self.left:
+                raise RuntimeError("can't start new thread")
+            self.left -= 1
+            start()
+
+        thread.start = start_if_any  # type: ignore[method-assign]
+        return thread
+
+
+async def test_where_no_further_thread_can_be_started_those_that_are_do_the_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    system, pool = Scarce(monkeypatch, 1), ThreadPool(3)
+    gate, together = threading.Event(), threading.Barrier(2)
+    first = asyncio.ensure_future(call(pool, lambda: gate.wait(10)))
+    second = asyncio.ensure_future(call(pool, lambda: "second"))
+    await asyncio.sleep(0)
+
+    gate.set()
+    assert await asyncio.gather(first, second) == [True, "second"]
+
+    system.left = 1  # and what could not be started is not lost for good
+    assert await asyncio.gather(*(call(pool, lambda: together.wait(10) >= 0) for _ in range(2))) == [True, True]
+    pool.close()
+
+
+async def test_a_body_that_no_thread_can_be_started_for_fails_its_step_not_the_worker(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    system = Scarce(monkeypatch, 0)
+    stage.pool = pool = ThreadPool(1)
+
+    async def order(event: Any, step: Any) -> Any:
+        return await step.do("a", lambda: 1)
+
+    run = await stage.begin(order)
+    failure = stage.take()[0].step_failed.failure
+    assert (failure.name, failure.message) == ("RuntimeError", "can't start new thread")
+
+    system.left = 1
+    await stage.ack(run, 1, wake_at=LATER)
+    await stage.ack(run, 2, released=False)
+    await stage.resolve(run, pending("a", attempts=1))
+    stage.take()
+    await stage.ack(run, 3)
+    while not stage.sent:
+        await asyncio.sleep(0)
+    assert stage.kinds()[0] == "step_done:a"
     pool.close()
 
 

@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from google.protobuf.message import Message
+from grpc import StatusCode
+
+from stepwell.errors import CallFailed
 
 ItemT = TypeVar("ItemT", bound=Message)
 AnswerT = TypeVar("AnswerT")
@@ -16,21 +20,36 @@ MOST_ITEMS = 100
 MOST_BYTES = 3 * 1024 * 1024
 
 
+@dataclass(slots=True, eq=False)
+class _Asked(Generic[ItemT, AnswerT]):
+    """An item, who waits for its answer, and until when."""
+
+    item: ItemT
+    answer: asyncio.Future[AnswerT]
+    deadline: float
+
+
 class Coalescer(Generic[ItemT, AnswerT]):
     """Sends items one batch at a time. A batch that fails fails for each of its callers, and is never mixed anew."""
 
-    def __init__(self, send: Callable[[list[ItemT]], Awaitable[Sequence[AnswerT]]]) -> None:
+    def __init__(self, send: Callable[[list[ItemT], float], Awaitable[Sequence[AnswerT]]]) -> None:
         self._send = send
-        self._queue: deque[tuple[ItemT, asyncio.Future[AnswerT]]] = deque()
+        self._queue: deque[_Asked[ItemT, AnswerT]] = deque()
         self._sending: asyncio.Task[None] | None = None
 
-    async def submit(self, item: ItemT) -> AnswerT:
-        """Send an item with the next batch and wait for its own answer."""
-        answer: asyncio.Future[AnswerT] = asyncio.get_running_loop().create_future()
-        self._queue.append((item, answer))
+    async def submit(self, item: ItemT, seconds: float) -> AnswerT:
+        """Send an item with the next batch and wait for its own answer, for so long at most, whoever else is in it."""
+        loop = asyncio.get_running_loop()
+        answer: asyncio.Future[AnswerT] = loop.create_future()
+        asked = _Asked(item, answer, loop.time() + seconds)
+        self._queue.append(asked)
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_all())
-        return await answer
+        try:
+            async with asyncio.timeout_at(asked.deadline):
+                return await answer
+        except TimeoutError:
+            raise CallFailed(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
 
     async def close(self) -> None:
         """Stop sending; callers that still wait are cancelled."""
@@ -38,7 +57,7 @@ class Coalescer(Generic[ItemT, AnswerT]):
             self._sending.cancel()
             await asyncio.wait({self._sending})
         while self._queue:
-            self._queue.popleft()[1].cancel()
+            self._queue.popleft().answer.cancel()
 
     async def _send_all(self) -> None:
         try:
@@ -49,25 +68,31 @@ class Coalescer(Generic[ItemT, AnswerT]):
 
     async def _send_one(self) -> None:
         batch = self._take()
-        answers = [answer for _, answer in batch]
+        if not batch:
+            return
+        left = max(asked.deadline for asked in batch) - asyncio.get_running_loop().time()
         try:
-            results = await self._send([item for item, _ in batch])
-            for answer, result in zip(answers, results, strict=True):
-                if not answer.done():
-                    answer.set_result(result)
+            results = await self._send([asked.item for asked in batch], left)
+            for asked, result in zip(batch, results, strict=True):
+                if not asked.answer.done():
+                    asked.answer.set_result(result)
         except Exception as error:
-            for answer in answers:
-                if not answer.done():
-                    answer.set_exception(error)
+            for asked in batch:
+                if not asked.answer.done():
+                    asked.answer.set_exception(error)
         finally:
-            for answer in answers:
-                answer.cancel()  # only if the sending itself was cancelled is one still open
+            for asked in batch:
+                asked.answer.cancel()  # only if the sending itself was cancelled is one still open
 
-    def _take(self) -> list[tuple[ItemT, asyncio.Future[AnswerT]]]:
-        batch: list[tuple[ItemT, asyncio.Future[AnswerT]]] = []
+    def _take(self) -> list[_Asked[ItemT, AnswerT]]:
+        """As many as may go together, without those that nobody waits for any more."""
+        batch: list[_Asked[ItemT, AnswerT]] = []
         size = 0
         while self._queue and len(batch) < MOST_ITEMS:
-            size += self._queue[0][0].ByteSize()
+            if self._queue[0].answer.done():
+                self._queue.popleft()
+                continue
+            size += self._queue[0].item.ByteSize()
             if batch and size > MOST_BYTES:
                 break
             batch.append(self._queue.popleft())

@@ -57,10 +57,12 @@ def is_async(function: Callable[..., Any]) -> bool:
 class Execution:
     """One execution of a body. It reports how it ended once, or never if it is abandoned before."""
 
-    __slots__ = ("_ended", "_task", "_timer")
+    __slots__ = ("_begun_at", "_clock", "_ended", "_task", "_timer")
 
-    def __init__(self, ended: Ended) -> None:
+    def __init__(self, ended: Ended, clock: Clock) -> None:
         self._ended: Ended | None = ended
+        self._clock = clock
+        self._begun_at: float | None = None  # None as long as no thread is free
         self._task: asyncio.Task[Outcome] | None = None
         self._timer: Timer | None = None
 
@@ -68,18 +70,21 @@ class Execution:
         """Begin. The outcome is reported in a later turn of the loop."""
         if is_async(body):
             self._await(body, context)
-        else:
+            return
+        try:
             pool.call(lambda: self._call(body, context), lambda outcome: self._called(outcome, context))
+        except RuntimeError as error:  # there is no thread
+            asyncio.get_running_loop().call_soon(self._report, Outcome(error=error))
 
     @property
     def task(self) -> asyncio.Task[Outcome] | None:
         """The task that awaits the body, if it is async and has begun."""
         return self._task
 
-    def limit(self, clock: Clock, seconds: float, error: type[Exception]) -> None:
+    def limit(self, seconds: float, error: type[Exception]) -> None:
         """Fail the execution with `error` when it takes longer. A thread cannot be stopped: its result is dropped."""
         if self._timer is None:
-            self._timer = clock.call_later(seconds, self._expire, error)
+            self._timer = self._clock.call_later(seconds, self._expire, seconds, error)
 
     def abandon(self) -> None:
         """Stop the body if it can be stopped, and never report."""
@@ -90,6 +95,7 @@ class Execution:
             self._task.cancel()
 
     def _await(self, body: Callable[[], Awaitable[Any]], context: Context) -> None:
+        self._begun_at = self._clock.now() if self._begun_at is None else self._begun_at
         self._task = asyncio.get_running_loop().create_task(outcome_of(body), context=context)
         self._task.add_done_callback(lambda task: self._report(ended_with(task)))
 
@@ -97,6 +103,7 @@ class Execution:
         """In a thread: call the body, unless it was abandoned before a thread was free."""
         if self._ended is None:
             return Outcome()
+        self._begun_at = self._clock.now()
         try:
             return Outcome(context.run(body))
         except BaseException as error:
@@ -108,11 +115,16 @@ class Execution:
         else:
             self._report(outcome)
 
-    def _expire(self, error: type[Exception]) -> None:
-        if self._ended is not None:
-            ended = self._ended
-            self.abandon()
-            ended(Outcome(error=error()))
+    def _expire(self, seconds: float, error: type[Exception]) -> None:
+        if self._ended is None:
+            return
+        left = seconds if self._begun_at is None else self._begun_at + seconds - self._clock.now()
+        if left > 0:  # it had to wait for a thread
+            self._timer = self._clock.call_later(left, self._expire, seconds, error)
+            return
+        ended = self._ended
+        self.abandon()
+        ended(Outcome(error=error()))
 
     def _report(self, outcome: Outcome) -> None:
         ended = self._ended

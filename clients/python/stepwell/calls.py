@@ -59,19 +59,19 @@ class StepCall:
         """Whether an execution is under way, or announced."""
         return self.state in (CallState.OPENING, CallState.EXECUTING)
 
-    def execute(self, ended: Callable[[StepCall, Outcome], None], pool: Pool) -> None:
+    def execute(self, ended: Callable[[StepCall, Outcome], None], pool: Pool, clock: Clock) -> None:
         """Begin the body. How it ends is told to `ended`, unless it is abandoned."""
         assert self.body is not None and self.context is not None
-        self.execution = Execution(partial(ended, self))
+        self.execution = Execution(partial(ended, self), clock)
         # A copy each time: a thread that timed out may still be inside the one before.
         self.execution.start(self.body, self.context.copy(), pool)
 
-    def limit(self, terms: Terms, clock: Clock) -> None:
+    def limit(self, terms: Terms) -> None:
         """Fail the execution after the step's timeout. On a virtual clock the server does that."""
         if self.execution is not None and not terms.virtual_clock:
             said = self.options.timeout if self.options else None
             seconds = terms.step_timeout if said is None else said.total_seconds()
-            self.execution.limit(clock, seconds, StepTimeoutError)
+            self.execution.limit(seconds, StepTimeoutError)
 
     def abandon(self) -> None:
         """Stop the body that executes, if one does; its result is ignored."""

@@ -80,12 +80,12 @@ class Client:
         self._watches = Watches(self._stub, self.namespace)
 
     async def close(self) -> None:
-        """End all streams and the connection."""
+        """End all streams and the connection. Calls that still wait fail, or are cancelled."""
         if self._channel is None:
             return
         channel, self._channel = self._channel, None
         coalescers = (self._creates, self._events, self._triggers)
-        await asyncio.gather(*(coalescer.close() for coalescer in coalescers), self._watches.close())
+        await asyncio.gather(*(coalescer.close() for coalescer in coalescers), self._watches.close(_not_open()))
         await channel.close()
 
     @overload
@@ -134,32 +134,36 @@ class Client:
     def channel(self) -> aio.Channel:
         """The open channel. RuntimeError outside of `async with`."""
         if self._channel is None:
-            raise RuntimeError("the client is not open: use `async with Client(...) as client:`")
+            raise _not_open()
         return self._channel
 
     @property
     def stub(self) -> WorkflowServiceAsyncStub:
         """The generated stub, for calls that have no method here."""
-        assert self.channel is not None
+        self._check_open()
         return self._stub
 
     @property
     def hook_stub(self) -> HookServiceAsyncStub:
         """The same for hooks."""
-        assert self.channel is not None
+        self._check_open()
         return self._hook_stub
 
     @property
     def transaction_stub(self) -> TransactionServiceAsyncStub:
         """The same for transactions."""
-        assert self.channel is not None
+        self._check_open()
         return self._transaction_stub
 
     @property
     def watches(self) -> Watches:
         """The stream that follows instances."""
-        assert self.channel is not None
+        self._check_open()
         return self._watches
+
+    def _check_open(self) -> None:
+        if self._channel is None:
+            raise _not_open()
 
     async def call(self, calling: Awaitable[T]) -> T:
         """The answer of a call; CallFailed if it was refused."""
@@ -170,30 +174,38 @@ class Client:
 
     async def create_coalesced(self, item: pb.CreateInstancesItem) -> pb.CreateInstancesResult:
         """Create one instance, together with others that are asked for meanwhile."""
-        assert self.channel is not None
-        return await self._creates.submit(item)
+        self._check_open()
+        return await self._creates.submit(item, self.timeout)
 
     async def send_coalesced(self, item: pb.SendEventsItem) -> pb.SendEventsResult:
         """Send one event, together with others that are sent meanwhile."""
-        assert self.channel is not None
-        return await self._events.submit(item)
+        self._check_open()
+        return await self._events.submit(item, self.timeout)
 
     async def trigger_coalesced(self, item: hooks_pb2.TriggerHooksItem) -> hooks_pb2.TriggerHooksResult:
         """Store one hook, together with others that are triggered meanwhile."""
-        assert self.channel is not None
-        return await self._triggers.submit(item)
+        self._check_open()
+        return await self._triggers.submit(item, self.timeout)
 
-    async def _send_triggers(self, items: list[hooks_pb2.TriggerHooksItem]) -> Sequence[hooks_pb2.TriggerHooksResult]:
+    async def _send_triggers(
+        self, items: list[hooks_pb2.TriggerHooksItem], seconds: float
+    ) -> Sequence[hooks_pb2.TriggerHooksResult]:
         request = hooks_pb2.TriggerHooksRequest(namespace=self.namespace, items=items)
-        answer = await self.call(self._hook_stub.TriggerHooks(request, timeout=self.timeout))
+        answer = await self.call(self._hook_stub.TriggerHooks(request, timeout=seconds))
         return answer.results
 
-    async def _send_creates(self, items: list[pb.CreateInstancesItem]) -> Sequence[pb.CreateInstancesResult]:
+    async def _send_creates(
+        self, items: list[pb.CreateInstancesItem], seconds: float
+    ) -> Sequence[pb.CreateInstancesResult]:
         request = pb.CreateInstancesRequest(namespace=self.namespace, items=items, on_existing=pb.ON_EXISTING_ERROR)
-        answer = await self.call(self._stub.CreateInstances(request, timeout=self.timeout))
+        answer = await self.call(self._stub.CreateInstances(request, timeout=seconds))
         return answer.results
 
-    async def _send_events(self, items: list[pb.SendEventsItem]) -> Sequence[pb.SendEventsResult]:
+    async def _send_events(self, items: list[pb.SendEventsItem], seconds: float) -> Sequence[pb.SendEventsResult]:
         request = pb.SendEventsRequest(namespace=self.namespace, items=items)
-        answer = await self.call(self._stub.SendEvents(request, timeout=self.timeout))
+        answer = await self.call(self._stub.SendEvents(request, timeout=seconds))
         return answer.results
+
+
+def _not_open() -> RuntimeError:
+    return RuntimeError("the client is not open: use `async with Client(...) as client:`")

@@ -112,7 +112,7 @@ class Holdings:
         if self.terms.database_id not in ("", terms.database_id):
             self._drop_everything()
         self.terms = terms
-        self._outbox, self._arrived, self._acking = [], [], []
+        self._outbox = []
         self._beats, self._is_connected = _Beats(), True
         kept = {(held.task_id, held.fence) for held in welcome.held}
         self._owed = 0
@@ -128,7 +128,8 @@ class Holdings:
     def disconnected(self) -> None:
         """The stream is gone: frames are sent again when there is another."""
         self._is_connected = False
-        self._outbox = []
+        self._outbox, self._arrived, self._acking = [], [], []
+        self._turn_away()
 
     def take_frames(self) -> list[pb.WorkerFrame]:
         """Everything that is ready to be sent, with the credit that is due."""
@@ -150,6 +151,7 @@ class Holdings:
         for held in acking:
             held.is_acked = True
             self._begin(held)
+        self.rested()
 
     def receive(self, frame: pb.ServerFrame) -> None:
         """Take in what the server says. Unknown frames, and those about tasks not held, are ignored."""
@@ -174,7 +176,7 @@ class Holdings:
                 self._cancel(held, frame.cancel)
 
     def heartbeat(self) -> None:
-        """Renew every lease by its name, and give up those that were not renewed in time."""
+        """Renew every lease by its name, give up what was not renewed in time, ask again for what a pause holds up."""
         self.expire()
         if not self._is_connected:
             return
@@ -182,6 +184,9 @@ class Holdings:
         held = list(self._held.values())
         self._beats.sent[self._beats.number] = (self.clock.now(), held)
         self.send(pb.WorkerFrame(heartbeat=pb.Heartbeat(held=self.held(), heartbeat_number=self._beats.number)))
+        for one in held:
+            if isinstance(one.work, Run):
+                one.work.ask_again()
 
     def expire(self) -> None:
         """Stop tasks whose last renewal is so old that another worker may have them soon."""
@@ -219,7 +224,8 @@ class Holdings:
 
     def rested(self) -> None:
         """Some work has come to rest: see whether the worker can leave, if it wants to."""
-        if self.is_draining and all(held.work is None or held.work.is_quiet for held in self._held.values()):
+        works = [held.work for held in self._held.values() if held.work is not None]
+        if self.is_draining and not self._acking and all(work.is_quiet for work in works):
             self.quiet.set()
 
     # For the worker.
@@ -231,6 +237,7 @@ class Holdings:
     def drain(self) -> None:
         """Take no more tasks, begin no more bodies, and set `quiet` when all that executes has ended."""
         self.is_draining = True
+        self._turn_away()
         self.rested()
 
     def name_bodies(self) -> None:
@@ -266,6 +273,18 @@ class Holdings:
     def _acknowledge(self, held: _Held) -> None:
         self._arrived.append(held)
         self._say(held, task_ack=pb.TaskAck())
+
+    def _turn_away(self) -> None:
+        """A worker that leaves does not take what is on its doorstep: unacknowledged, it goes back for free."""
+        if not self.is_draining:
+            return
+        unbegun = [held for held in self._held.values() if held.work is None and not held.is_acked]
+        unsaid = [held for held in unbegun if held not in self._acking]
+        ids = {held.task_id for held in unsaid}
+        self._arrived = []
+        self._outbox = [one for one in self._outbox if not (one.HasField("task_ack") and one.task_id in ids)]
+        for held in unsaid:
+            self._remove(held)
 
     def _more_state(self, held: _Held, state: pb.TaskState) -> None:
         if held.work is None:

@@ -34,7 +34,7 @@ class Job:
         self._definition = definition
         self._reports = Reports()
         self._reports.restart(task_id, fence, 0)
-        self._execution = Execution(self._ended)
+        self._execution = Execution(self._ended, host.clock)
         self._about: dict[str, Any] = {}
         self._is_over = False
 
@@ -51,7 +51,7 @@ class Job:
         self._about = {"hook": context.name, "hook_id": context.id, "attempt": context.attempt}
         self._execution.start(self._definition.handler.bind(task.payload, context), copy_context(), self._host.pool)
         if task.HasField("timeout") and not self._host.terms.virtual_clock:
-            self._execution.limit(self._host.clock, task.timeout.ToTimedelta().total_seconds(), JobTimeoutError)
+            self._execution.limit(task.timeout.ToTimedelta().total_seconds(), JobTimeoutError)
 
     def acked(self, number: int, ack: pb.Ack) -> None:
         """How it ended is durable: it is over."""

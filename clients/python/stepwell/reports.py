@@ -45,6 +45,11 @@ class Reports:
         """Whether everything that was sent is acknowledged."""
         return not self._unacked
 
+    def is_undecided(self, name: str) -> bool:
+        """Whether an execution of the step has failed and the server has not said yet what it makes of that."""
+        reports = (*self._ready, *self._unacked.values())
+        return any(report.error is not None and report.frame.step_failed.name == name for report in reports)
+
     def add(self, frame: pb.WorkerFrame, error: BaseException | None = None) -> None:
         """Say this with the next message. `error` is what a StepFailed is about."""
         self._ready.append(Report(frame, error))

@@ -162,6 +162,13 @@ class Run:
                 self._reports.add(pb.WorkerFrame(begin_steps=pb.BeginSteps()))
             self._send([])
 
+    def ask_again(self) -> None:
+        """Ask again for bodies that a pause holds up: should it be withdrawn, nobody says so by himself."""
+        is_held_up = self.phase is Phase.HELD and self._is_stopped and self._asked and self._is_answered()
+        if is_held_up and not self._host.is_draining:
+            self._is_stopped = False  # until the answer
+            self._touch()
+
     def drop(self) -> None:
         """End the run in this process: cancel the function and its bodies, report nothing any more."""
         if self.phase is Phase.DROPPED:
@@ -219,6 +226,9 @@ class Run:
         self._calls[name] = call
         if known is None or known.status != states.STEP_STATUS_WAITING:
             self._ask(call)
+        elif self._reports.is_undecided(name):
+            call.attempt = known.attempts
+            self._move(call, CallState.VERDICT)
         return await self._answer(call)
 
     async def wait(self, wait: pb.Wait) -> pb.StepState:
@@ -292,9 +302,10 @@ class Run:
         return is_first and not self._host.terms.virtual_clock
 
     def _begin_announced(self, call: StepCall) -> None:
-        if call.state is not CallState.OPENING:
-            return  # withdrawn or timed out meanwhile
+        if call.state is not CallState.OPENING or self._calls.get(call.name) is not call:
+            return  # withdrawn or timed out meanwhile, or the function has ended
         if self._is_stopped:
+            self._steps_left += 1
             self._move(call, CallState.ASKED)
             self._asked.append(call)
         else:
@@ -302,7 +313,7 @@ class Run:
 
     def _begin(self, call: StepCall) -> None:
         self._move(call, CallState.EXECUTING)
-        call.execute(self._body_ended, self._host.pool)
+        call.execute(self._body_ended, self._host.pool, self._host.clock)
         self._begun.append(call)
 
     def _body_ended(self, call: StepCall, outcome: Outcome) -> None:
@@ -423,7 +434,7 @@ class Run:
         """Begin to count the time of bodies. Most have ended by the time the run rests, and need no timer."""
         begun, self._begun = self._begun, []
         for call in begun:
-            call.limit(self._host.terms, self._host.clock)
+            call.limit(self._host.terms)
 
     def _flush(self) -> None:
         begins = self._take_asked()

@@ -21,7 +21,10 @@ class Pool(Protocol):
     """Where functions are called that would block the loop."""
 
     def call(self, job: Job, done: Done) -> None:
-        """Call `job`, which raises nothing, and give its result to `done` in a later turn of the loop."""
+        """Call `job`, which raises nothing, and give its result to `done` in a later turn of the loop.
+
+        RuntimeError if there is not one thread to be had.
+        """
 
 
 class ThreadPool:
@@ -38,17 +41,25 @@ class ThreadPool:
 
     def call(self, job: Job, done: Done) -> None:
         """Call `job` in a thread, and give its result to `done` on the loop."""
+        if len(self._threads) < min(self._size, self._unfinished + 1):
+            self._start_thread()
         self._unfinished += 1
         self._jobs.put((job, done))
-        if len(self._threads) < min(self._size, self._unfinished):
-            thread = Thread(target=self._work, name=f"stepwell-step-{len(self._threads)}", daemon=True)
-            self._threads.append(thread)
-            thread.start()
 
     def close(self) -> None:
         """Let idle threads end, and the others after what they are doing."""
         for _ in self._threads:
             self._jobs.put(None)
+
+    def _start_thread(self) -> None:
+        thread = Thread(target=self._work, name=f"stepwell-step-{len(self._threads)}", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError:  # the system has no more of them: those that there are take one job after the other
+            if not self._threads:
+                raise
+        else:
+            self._threads.append(thread)
 
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None:

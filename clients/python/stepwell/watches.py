@@ -45,7 +45,7 @@ class Follower:
         self._is_partial = False  # pieces of the newest state are still to come
         self._steps: dict[str, pb.Step] = {}
         self._seen: dict[str, tuple[int, ...]] = {}
-        self._error: CallFailed | None = None
+        self._error: Exception | None = None
         self._waiter: asyncio.Future[None] | None = None
 
     def tell(self, change: pb.InstanceChange) -> None:
@@ -68,7 +68,7 @@ class Follower:
         self._seen[step.name] = state
         return is_new
 
-    def fail(self, error: CallFailed) -> None:
+    def fail(self, error: Exception) -> None:
         """There will be no more states."""
         self._error = error
         self._wake()
@@ -120,8 +120,9 @@ class Watches:
         finally:
             self._unfollow(key, follower)
 
-    async def close(self) -> None:
-        """End the stream."""
+    async def close(self, error: Exception) -> None:
+        """End the stream, and with it the waiting of those who follow."""
+        self._fail_all(error)
         if self._serving is not None:
             self._serving.cancel()
             await asyncio.wait({self._serving})
@@ -147,6 +148,8 @@ class Watches:
                 longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._tries)
                 self._tries = min(self._tries + 1, 10)
                 await asyncio.sleep(random.uniform(0, longest))
+        except Exception as error:
+            self._fail_all(error)
         finally:
             self._serving = None
 
@@ -206,7 +209,7 @@ class Watches:
                 for follower in self._followers.get((target.workflow, target.instance_id), ()):
                     follower.fail(refusal_of(change.refusal.error))
 
-    def _fail_all(self, failure: CallFailed) -> None:
+    def _fail_all(self, failure: Exception) -> None:
         for followers in self._followers.values():
             for follower in followers:
                 follower.fail(failure)
