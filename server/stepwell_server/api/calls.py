@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from uuid import uuid4
 
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
+from stepwell_server.api import validate
 from stepwell_server.api.access import Principal
+from stepwell_server.domain.errors import StepwellError
 from stepwell_server.engine.intake import NO_ITEM, Item
 from stepwell_server.engine.requests import Request
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
+
+M = TypeVar("M", bound=Message)
+New = TypeVar("New")
 
 ANYBODY = Principal("")
 """A caller that has not been asked who it is."""
@@ -47,6 +52,15 @@ class Call:
 
 current: ContextVar[Call] = ContextVar("current_call")
 """The call that this task serves."""
+
+
+def readable(item: M, read: Callable[[M], New]) -> New | StepwellError:
+    """What an item of a batch asks for, or why it cannot be: one bad item is refused alone."""
+    try:
+        validate.check(item)
+        return read(item)
+    except StepwellError as refusal:
+        return refusal
 
 
 def item_of(message: Message, request_id: str = "") -> Item:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceServicer
 from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, current, item_of, request_of
+from stepwell_server.api.calls import Context, current, item_of, readable, request_of
 from stepwell_server.api.watches import WatchStream
 from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.pages import PageRequest
@@ -49,7 +50,7 @@ class WorkflowServicer(WorkflowServiceServicer):
         return pb.CreateInstanceResponse(instance=convert.instance_to_pb(instance))
 
     async def CreateInstances(self, request: pb.CreateInstancesRequest, context: Context) -> pb.CreateInstancesResponse:
-        items = [(new_instance(request.namespace, one), item_of(one)) for one in request.items]
+        items = [(readable(one, partial(new_instance, request.namespace)), item_of(one)) for one in request.items]
         skip = request.on_existing == pb.ON_EXISTING_SKIP
         outcomes = await self._workflows.create_many(items, skip_existing=skip)
         return pb.CreateInstancesResponse(
@@ -99,7 +100,7 @@ class WorkflowServicer(WorkflowServiceServicer):
         return stored_to_pb(stored)
 
     async def SendEvents(self, request: pb.SendEventsRequest, context: Context) -> pb.SendEventsResponse:
-        items = [(new_event(request.namespace, one), item_of(one)) for one in request.items]
+        items = [(readable(one, partial(new_event, request.namespace)), item_of(one)) for one in request.items]
         outcomes = await self._workflows.send_events(items)
         return pb.SendEventsResponse(
             results=[

@@ -91,9 +91,10 @@ class Workflows:
         return await self._wait(instance, wait, mark) if wait else instance
 
     async def create_many(
-        self, items: Sequence[tuple[NewInstance, Item]], *, skip_existing: bool
+        self, items: Sequence[tuple[NewInstance | StepwellError, Item]], *, skip_existing: bool
     ) -> list[Instance | StepwellError | None]:
-        """Store many, each decided by itself, in order. None: it was there, and that is to be skipped."""
+        """Store many, each decided by itself, in order; what could not be read is refused in its place. None: it was
+        there, and that is to be skipped."""
         skipped = InstanceIdAlreadyExists if skip_existing else ()
         return [None if isinstance(one, skipped) else one for one in await self.intake.create(items)]
 
@@ -165,7 +166,7 @@ class Workflows:
             raise stored
         return stored
 
-    async def send_events(self, items: Sequence[tuple[NewEvent, Item]]) -> list[Stored | StepwellError]:
+    async def send_events(self, items: Sequence[tuple[NewEvent | StepwellError, Item]]) -> list[Stored | StepwellError]:
         """Store many, each decided by itself; those to one instance in this order."""
         return await self.intake.send(items)
 
