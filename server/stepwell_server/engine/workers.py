@@ -29,14 +29,14 @@ from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.names import is_name
 from stepwell_server.domain.pages import Page, PageRequest
-from stepwell_server.domain.tasks import Handler, Registration, Task, TaskKind
+from stepwell_server.domain.tasks import Handler, Registration, Task, TaskKind, Verdict
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.engine.claims import Claimed, Handed, Seat
 from stepwell_server.engine.connections import Connection
 from stepwell_server.engine.dispatch import LONGEST_PAUSE, SHORTEST_PAUSE, Delivery, Place
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.requests import Request
-from stepwell_server.engine.run_calls import ReportFrames
+from stepwell_server.engine.run_calls import EndOvertime, ReportFrames
 from stepwell_server.engine.runs import changed_statuses, ref
 from stepwell_server.engine.spine import Spine
 from stepwell_server.engine.tasks import Answer, Claim, Renew
@@ -262,20 +262,27 @@ class Workers:
                         await bus.wait_until_due(seat.handlers.__contains__)
 
     async def renew(self, session_id: str, held: Sequence[Held]) -> list[Answer]:
-        """Extend leases of a session without a stream."""
+        """Extend leases of a session without a stream. That is also its chance to learn what is over by itself."""
         check_session_id(session_id)
         session = await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
         owner = Owner(session_id, 0 if session is None else session.connection)
         times = self._spine.committer.rules.times
         submit = self._spine.committer.submit
-        return list(await asyncio.gather(*(submit(Renew(held=one, owner=owner, times=times)) for one in held)))
+
+        async def kept(one: Held) -> Answer:
+            renewal = submit(Renew(held=one, owner=owner, times=times))
+            renewed, after = await asyncio.gather(renewal, submit(EndOvertime(ReportFrames(one, session_id))))
+            answer: Answer = renewed if renewed.verdict is Verdict.STALE else after
+            return answer
+
+        return list(await asyncio.gather(*map(kept, held)))
 
     async def commit(self, session_id: str, held: Held, frames: tuple[Frame, ...]) -> RunNews:
         """Apply frames about one task."""
         check_session_id(session_id)
         await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
         news: RunNews = await self._spine.committer.submit(
-            ReportFrames(held, session_id, frames, sum(frame.size for frame in frames))
+            ReportFrames(held, session_id, frames, sum(frame.size for frame in frames), by_call=True)
         )
         if news.stale is not None and not news.answers:
             raise news.stale
