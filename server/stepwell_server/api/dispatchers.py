@@ -7,7 +7,7 @@ from contextlib import aclosing
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceServicer
 from stepwell_server.api import convert, frames, streams
-from stepwell_server.api.calls import Context
+from stepwell_server.api.calls import Context, current
 from stepwell_server.domain.dispatchers import ProcessOrder, Wake, WakeFilter
 from stepwell_server.domain.errors import InvalidField
 from stepwell_server.engine.dispatchers import Dispatchers
@@ -27,7 +27,7 @@ class DispatcherServicer(DispatcherServiceServicer):
 
     async def WakeStream(self, request: pb.WakeStreamRequest, context: Context) -> None:  # type: ignore[override]
         wanted = _filter(request.namespace, request.filter)
-        async with aclosing(self._dispatchers.follow(wanted, KEEPALIVE)) as wakes:
+        async with streams.checked(current.get()), aclosing(self._dispatchers.follow(wanted, KEEPALIVE)) as wakes:
             async for wake in wakes:
                 draining = self._dispatchers.is_draining
                 now = convert.timestamp_to_pb(wake.now)

@@ -111,11 +111,15 @@ class Pipeline(aio.ServerInterceptor):
             self._let_ask(call)
             return _parsed_stream(handler, raw)
         message = _parsed(handler, raw)
-        self._permit(call, _namespace(message))
+        if call.streaming:
+            self._let_ask(call)
+            call.permit(_namespace(message))
+        else:
+            self._permit(call, _namespace(message))
         return message
 
     def _let_ask(self, call: Call) -> None:
-        """A stream names its namespaces later: let its servicer ask then, and again while it is open."""
+        """Let the servicer of a stream ask when a namespace is named, and again while the stream is open."""
 
         def permit(namespace: str) -> None:
             self._permit(call, namespace)

@@ -44,8 +44,6 @@ FRAMES_PER_SECOND = 20_000
 FRAMES_AT_ONCE = 40_000
 MOST_RENEWED = 1000
 MOST_FRAMES = 100
-CHECKED_EVERY = 60.0
-"""Seconds after which a stream's caller is asked again who it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,13 +196,13 @@ class _Stream:
         self._beat_at = asyncio.get_running_loop().time()
         await self._write([pb.ServerFrame(welcome=welcome)])
         reading = asyncio.create_task(self._read(rest, requests))
-        checking = asyncio.create_task(self._check(call))
         try:
-            while not self.is_closed:
-                await self._write([frame for message in await self._take() for frame in self._to_pb(message)])
-            await reading
+            async with streams.checked(call):
+                while not self.is_closed:
+                    await self._write([frame for message in await self._take() for frame in self._to_pb(message)])
+                await reading
         finally:
-            for task in (reading, checking, *self._states):
+            for task in (reading, *self._states):
                 task.cancel()
 
     # ---- out
@@ -335,18 +333,6 @@ class _Stream:
             self.connection.tell(held, RunNews(stale=lost))
         except StepwellError as error:
             self.connection.stop(error)  # it comes back, and asks again
-
-    async def _check(self, call: Call) -> None:
-        """Ask again and again whether the caller may still be here."""
-        while True:
-            await asyncio.sleep(CHECKED_EVERY)
-            try:
-                await call.authorise()
-            except StepwellError as refusal:
-                self.connection.stop(refusal)
-            except Exception:
-                log.exception("policy_failed")
-                self.connection.stop(Internal("internal error; the server's log has it"))
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, list[pb.WorkerFrame]]:
