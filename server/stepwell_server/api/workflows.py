@@ -128,12 +128,10 @@ class WorkflowServicer(WorkflowServiceServicer):
         instance = await self._workflows.wait(_key(request), longest)
         return pb.WaitInstanceResponse(instance=convert.instance_to_pb(instance))
 
-    async def WatchInstances(
+    async def WatchInstances(  # type: ignore[override]  # it writes to the context itself, to see when nobody reads
         self, request_iterator: AsyncIterator[pb.WatchInstancesRequest], context: Context
-    ) -> AsyncIterator[pb.WatchInstancesResponse]:
-        stream = WatchStream(self._workflows, current.get())
-        async for response in stream.serve(request_iterator):
-            yield response
+    ) -> None:
+        await WatchStream(self._workflows, current.get()).serve(request_iterator)
 
 
 def _key(request: object) -> InstanceKey:
