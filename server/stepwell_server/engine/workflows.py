@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from stepwell_server.domain.engine_events import EngineEvent, EngineEventName, created, ended, enqueued
 from stepwell_server.domain.errors import (
@@ -16,7 +16,7 @@ from stepwell_server.domain.errors import (
     StepwellError,
 )
 from stepwell_server.domain.executions import load_open
-from stepwell_server.domain.pages import Page, PageRequest
+from stepwell_server.domain.pages import Page, PageRequest, fitting
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import (
@@ -53,10 +53,6 @@ from stepwell_server.storage.workflows import End
 
 LONGEST_WAIT: Micros = 60 * SECOND
 DEFAULT_WAIT: Micros = 30 * SECOND
-PAGE_BYTES = 2 * 1024 * 1024
-"""How much payload goes into one page."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +207,7 @@ class Workflows:
         scope = ["ListInstances", *wanted.scope()]
         after = self.tokens.decode(scope, page.token) if page.token else None
         found = await self.spine.db.run_tx(lambda tx: listings.instances(tx, wanted, limit + 1, after), READ)
-        items, more = _fitting(found, limit)
+        items, more = fitting(found, limit)
         return Page(items, self.tokens.encode(scope, [items[-1].created_at, items[-1].id]) if more else "")
 
     async def history(
@@ -229,7 +225,7 @@ class Workflows:
         found, executing = await self.spine.db.run_tx(
             lambda tx: (listings.history(tx, ref, limit + 1, after, descending=descending), _executing(tx, ref)), READ
         )
-        items, more = _fitting(found, limit)
+        items, more = fitting(found, limit)
         again, fresh = executing
         items = [again.get(one.name, one) if isinstance(one, Step) else one for one in items]
         if descending and not page.token:
@@ -309,20 +305,6 @@ class Workflows:
         instance, at = await self.spine.db.run_tx(whole)
         self.spine.announce(news(at))
         return instance
-
-
-def _fitting(found: list[T], limit: int) -> tuple[list[T], bool]:
-    """As many as the page may have and a message can hold, at least one; and whether there are more."""
-    size = 0
-    for count, one in enumerate(found[:limit]):
-        payloads = [getattr(one, name, None) for name in ("params", "output", "result", "payload")]
-        size += sum(payload.size for payload in payloads if payload is not None)
-        size += sum(4 * (len(name) + len(value)) for name, value in getattr(one, "labels", {}).items())
-        failure = getattr(one, "failure", None)
-        size += 0 if failure is None else 4 * (len(failure.message) + len(failure.details))
-        if count and size > PAGE_BYTES:
-            return found[:count], True
-    return found[:limit], len(found) > limit
 
 
 def _executing(tx: Tx, run: RunRef) -> tuple[dict[str, Step], list[Step]]:
