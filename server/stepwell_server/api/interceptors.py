@@ -19,7 +19,6 @@ from grpc import HandlerCallDetails, StatusCode, aio
 
 from stepwell_server.api import validate
 from stepwell_server.api.access import (
-    LONGEST_WAIT,
     METHODS,
     OPEN_METHODS,
     QUIET_METHODS,
@@ -38,6 +37,7 @@ from stepwell_server.domain.errors import (
     StepwellError,
 )
 from stepwell_server.domain.namespaces import DEFAULT_NAMESPACE
+from stepwell_server.domain.times import LONGEST_WAIT, SECOND
 from stepwell_server.telemetry import Metrics
 
 Layer: TypeAlias = Callable[[Call], AbstractAsyncContextManager[None]]
@@ -239,7 +239,7 @@ def timely(deadline: float) -> Layer:
         if call.streaming or call.context.time_remaining() is not None:
             yield
             return
-        longest = deadline + (LONGEST_WAIT if call.method in WAITING_METHODS else 0.0)
+        longest = deadline + (LONGEST_WAIT / SECOND if call.method in WAITING_METHODS else 0.0)
         try:
             async with asyncio.timeout(longest) as limit:
                 yield

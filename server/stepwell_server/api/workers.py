@@ -33,7 +33,7 @@ from stepwell_server.domain.times import SECOND
 from stepwell_server.engine.connections import MOST_CREDIT, Beat, Connection, Draining, Message, News, Refused
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.server import Server
-from stepwell_server.engine.workers import LONGEST_WAIT, PROTOCOL, Workers
+from stepwell_server.engine.workers import LONGEST_CLAIM, PROTOCOL, Workers
 
 log = structlog.get_logger()
 
@@ -96,7 +96,7 @@ class WorkerServicer(WorkerServiceServicer):
         if request.max_tasks < 0:
             raise InvalidField("max_tasks must not be negative", field="max_tasks")
         wait = convert.duration_from_pb(request.wait)
-        if wait > LONGEST_WAIT:
+        if wait > LONGEST_CLAIM:
             raise DurationOutOfRange("wait must be at most 30 seconds", field="wait")
         only = frozenset(frames.handler_from_pb(namespace, one) for one in request.handlers)
         deliveries = await self._workers.claim(

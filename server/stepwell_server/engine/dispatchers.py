@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from stepwell_server.domain.dispatchers import ProcessOrder, Wake, WakeFilter
 from stepwell_server.domain.errors import DurationOutOfRange, ProcessDisabled
 from stepwell_server.domain.tasks import Handler
-from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.domain.times import LONGEST_WAIT, SECOND, Micros
 from stepwell_server.engine.spine import Spine
 from stepwell_server.storage import handlers, sessions, tasks
 from stepwell_server.storage.database import READ, Tx
@@ -22,7 +22,6 @@ CONFLATED = 0.02
 MOST_QUESTIONS = 3
 """How often the database is asked for one answer while what it says changes."""
 MOST_UNSERVED = 100
-LONGEST_WAIT: Micros = 60 * SECOND
 
 
 @dataclass(frozen=True, slots=True)

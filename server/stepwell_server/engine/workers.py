@@ -51,7 +51,8 @@ from stepwell_server.storage.tasks import STICKY
 
 PROTOCOL = (1, 1)
 """Lowest and highest version of the worker protocol that is spoken."""
-LONGEST_WAIT: Micros = 30 * SECOND
+LONGEST_CLAIM: Micros = 30 * SECOND
+"""How long a claim can wait for work."""
 MOST_CLAIMED = 100
 MOST_HANDLERS = 1000
 LABEL_LENGTH = 128

@@ -18,7 +18,7 @@ from stepwell_server.domain.errors import (
 from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.pages import Page, PageRequest, fitting
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
-from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.domain.times import LONGEST_WAIT, SECOND, Micros
 from stepwell_server.domain.workflows import (
     PRIORITY,
     Event,
@@ -51,7 +51,6 @@ from stepwell_server.storage.runs import RunRef
 from stepwell_server.storage.tasks import Stamp
 from stepwell_server.storage.workflows import End
 
-LONGEST_WAIT: Micros = 60 * SECOND
 DEFAULT_WAIT: Micros = 30 * SECOND
 
 
