@@ -184,6 +184,15 @@ async def test_a_stream_needs_permission_for_its_namespace(
     assert await worker.connect()
 
 
+async def test_a_worker_that_comes_while_the_server_goes_away_is_told_at_once(server: Served, hire: Hire) -> None:
+    server.app._workers.drain()
+
+    late = await hire(credit=1)
+
+    assert (await late.next("drain")).drain.deadline.seconds > 0
+    assert (await late.beat()).credit == 0
+
+
 # ---- too much
 
 

@@ -40,6 +40,7 @@ from stepwell_server.engine.run_calls import EndOvertime, ReportFrames
 from stepwell_server.engine.runs import changed_statuses, ref
 from stepwell_server.engine.spine import Spine
 from stepwell_server.engine.tasks import Answer, Claim, Renew
+from stepwell_server.engine.waits import Waits
 from stepwell_server.storage import handlers, hooks, namespaces, requests, sessions, workflows
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage import tasks as store
@@ -116,6 +117,7 @@ class Workers:
         self._replica_id = replica_id
         self._connections: dict[str, Connection] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._waits = Waits()
 
     # ---- streams
 
@@ -147,6 +149,8 @@ class Workers:
         place.deliver, place.tell = connection.deliver, connection.tell
         self._connections[owner.session_id] = connection
         self._spine.dispatcher.enter(place)
+        if self._waits.is_draining:  # it came while the replica goes away
+            connection.drain()
         return connection
 
     async def disconnect(self, connection: Connection, *, goodbye: bool) -> None:
@@ -172,7 +176,8 @@ class Workers:
             await asyncio.wait(self._leaving, timeout=longest)
 
     def drain(self) -> None:
-        """Tell every worker that the replica goes away."""
+        """Tell every worker that the replica goes away. Claims that wait for work come back without."""
+        self._waits.drain()
         self._spine.dispatcher.close()
         for connection in self._connections.values():
             connection.drain()
@@ -246,20 +251,20 @@ class Workers:
 
     async def _claim_within(self, seat: Seat, wait: Micros) -> Claimed:
         loop, bus = asyncio.get_running_loop(), self._spine.bus
-        ends, pause = loop.time() + wait / SECOND, SHORTEST_PAUSE
+        ends, pause, was_draining = self._waits.ends(wait / SECOND), SHORTEST_PAUSE, self._waits.is_draining
         patience = 0 if bus.time.virtual else STICKY
         while True:
             number = bus.number
             claimed: Claimed = await self._spine.committer.submit(Claim([seat], patience))
-            if claimed.handed or loop.time() >= ends:
+            if claimed.handed or loop.time() >= ends or self._waits.is_draining is not was_draining:
                 return claimed
             with suppress(TimeoutError):
                 if bus.due_handlers(seat.handlers.__contains__):  # others take it, or hold it back
-                    async with asyncio.timeout_at(min(ends, loop.time() + pause)):
+                    async with self._waits.until(min(ends, loop.time() + pause)):
                         await bus.changed_since(number)
                     pause = min(pause * 2, LONGEST_PAUSE)
                 else:
-                    async with asyncio.timeout_at(ends):
+                    async with self._waits.until(ends):
                         await bus.wait_until_due(seat.handlers.__contains__)
 
     async def renew(self, session_id: str, held: Sequence[Held]) -> list[Answer]:

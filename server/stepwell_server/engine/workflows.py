@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -236,7 +235,7 @@ class Workflows:
     # ---- wait
 
     async def wait(self, key: InstanceKey, longest: Micros) -> Instance:
-        """The instance when it has ended, or as it is when the time has passed."""
+        """The instance when it has ended, or as it is when the time has passed or the replica goes away."""
         if longest > LONGEST_WAIT:
             raise DurationOutOfRange("timeout must be at most 60 seconds", field="timeout")
         mark = self.watches.mark()
@@ -246,7 +245,7 @@ class Workflows:
         watcher = Watcher()
         self.watches.follow(watcher, instance, 0, mark)
         try:
-            async with asyncio.timeout(longest / SECOND):
+            async with self.watches.waits.until(self.watches.waits.ends(longest / SECOND)):
                 while not instance.status.ended:
                     changes = await watcher.take()
                     instance = changes[-1][0] if changes else instance
