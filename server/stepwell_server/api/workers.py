@@ -11,7 +11,7 @@ import structlog
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer
 from stepwell_server.api import convert, frames, streams, validate
-from stepwell_server.api.calls import Call, Context, current, request_of
+from stepwell_server.api.calls import Call, Context, current, request_of, waiting
 from stepwell_server.api.frames import NUMBERED, FrameReader
 from stepwell_server.domain.errors import (
     BatchTooLarge,
@@ -99,9 +99,10 @@ class WorkerServicer(WorkerServiceServicer):
         if wait > LONGEST_CLAIM:
             raise DurationOutOfRange("wait must be at most 30 seconds", field="wait")
         only = frozenset(frames.handler_from_pb(namespace, one) for one in request.handlers)
-        deliveries = await self._workers.claim(
-            namespace, request.session_id, request.max_tasks or 1, wait, only, request_of(request)
-        )
+        with waiting(wait):
+            deliveries = await self._workers.claim(
+                namespace, request.session_id, request.max_tasks or 1, wait, only, request_of(request)
+            )
         return pb.ClaimTasksResponse(frames=_first_pages(deliveries))
 
     async def RenewTasks(self, request: pb.RenewTasksRequest, context: Context) -> pb.RenewTasksResponse:

@@ -8,7 +8,7 @@ from functools import partial
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceServicer
 from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, current, item_of, readable, request_of
+from stepwell_server.api.calls import Context, current, item_of, readable, request_of, waiting
 from stepwell_server.api.watches import WatchStream
 from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.pages import PageRequest
@@ -46,7 +46,8 @@ class WorkflowServicer(WorkflowServiceServicer):
             same.params.CopyFrom(request.params)
         new = new_instance(request.namespace, same)
         wait = convert.duration_from_pb(request.wait)
-        instance = await self._workflows.create(new, item_of(same, request.request_id), wait)
+        with waiting(wait):
+            instance = await self._workflows.create(new, item_of(same, request.request_id), wait)
         return pb.CreateInstanceResponse(instance=convert.instance_to_pb(instance))
 
     async def CreateInstances(self, request: pb.CreateInstancesRequest, context: Context) -> pb.CreateInstancesResponse:
@@ -125,7 +126,8 @@ class WorkflowServicer(WorkflowServiceServicer):
     async def WaitInstance(self, request: pb.WaitInstanceRequest, context: Context) -> pb.WaitInstanceResponse:
         given = request.HasField("timeout")
         longest = convert.duration_from_pb(request.timeout) if given else DEFAULT_WAIT
-        instance = await self._workflows.wait(_key(request), longest)
+        with waiting(longest):
+            instance = await self._workflows.wait(_key(request), longest)
         return pb.WaitInstanceResponse(instance=convert.instance_to_pb(instance))
 
     async def WatchInstances(  # type: ignore[override]  # it writes to the context itself, to see when nobody reads
