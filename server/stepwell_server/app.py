@@ -141,7 +141,7 @@ class App:
         self.health = Health()
         self.metrics = Metrics()
         self._hints = open_hints(settings.database_url)
-        self._admission = Admission(settings.unary_calls, settings.limits.streams_per_principal)
+        self._admission = Admission(settings.unary_calls, settings.waiting_calls, settings.limits.streams_per_principal)
         self._background: dict[str, Callable[[], Awaitable[None]]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._servers: list[aio.Server] = []

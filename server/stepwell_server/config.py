@@ -203,6 +203,12 @@ class Settings(BaseSettings):
     log_format: LogFormat = Field("console", description="how log lines look")
     log_level: LogLevel = Field("info", description="least important lines that are logged")
     unary_calls: int = Field(256, ge=1, title="N", description="most unary calls at once")
+    waiting_calls: int = Field(
+        2000,
+        ge=1,
+        title="N",
+        description="most unary calls that wait at once for work or for an end; beside the others",
+    )
     unary_deadline: Seconds = Field(
         timedelta(seconds=30), gt=timedelta(0), title="SECONDS", description="deadline of unary calls that bring none"
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Awaitable
 from contextlib import suppress
 from typing import Any
 
@@ -19,8 +20,13 @@ from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.api.access import Caller, Category, PolicyNotFound, Principal, load_policy
 from stepwell_server.domain.errors import Unauthenticated
+from stepwell_server.engine import waits
+from tests.api.conftest import Hire
 from tests.support.errors import refusal
+from tests.support.flows import Flows, status_name
 from tests.support.servers import Served, StartServer
+from tests.support.wakes import Sidecar
+from tests.support.workers import UnaryWorker
 
 HERE = "tests.api.test_access"
 
@@ -163,6 +169,69 @@ async def test_too_many_calls_at_once_are_told_when_to_come_back(start_server: S
     assert (error.code.name, error.reason) == ("RESOURCE_EXHAUSTED", "SERVER_BUSY")
     assert healthy.status == health_pb2.HealthCheckResponse.SERVING
     assert all(await asyncio.gather(*calls))
+
+
+async def test_calls_that_wait_keep_no_others_out(start_server: StartServer, database_url: str, hire_at: Hire) -> None:
+    server = await start_server(database_url, unary_calls=2, waiting_calls=5)
+    flows, caller = Flows(server.channel), UnaryWorker(server.channel, ("bill",))
+    await hire_at(server, credit=0)
+    await caller.register()
+    await flows.create("one")
+    waiting = [asyncio.create_task(flows.wait("one", 30)) for _ in range(3)]
+    waiting += [asyncio.create_task(flows.create("two", wait=30)), asyncio.create_task(caller.claim(wait=30))]
+    await until_waiting(server, 5)
+
+    error = await refusal(flows.wait("one", 30))
+    await flows.manage("Terminate", "one")
+
+    assert (error.code.name, error.reason, error.metadata) == ("RESOURCE_EXHAUSTED", "SERVER_BUSY", {"limit": "5"})
+    assert [(await one).instance_id for one in waiting[:3]] == ["one"] * 3
+    await until_waiting(server, 2)
+    for one in waiting:
+        one.cancel()
+
+
+async def test_calls_that_wait_are_answered_when_the_server_goes_away(
+    start_server: StartServer, postgres_url: str, hire_at: Hire
+) -> None:
+    server = await start_server(postgres_url, dispatch="external")
+    flows, caller = Flows(server.channel), UnaryWorker(server.channel, ("bill",))
+    worker = await hire_at(server, credit=1)
+    await caller.register()
+    await flows.create("one")
+    calls: list[Awaitable[Any]] = [Sidecar(server.channel).process(wait=30)]
+    calls += [flows.wait("one", 30), flows.create("two", wait=30), caller.claim(wait=20)]
+    answers = asyncio.gather(*calls)
+    await worker.take()
+    await until_waiting(server, 4)
+
+    draining = asyncio.create_task(server.app.drain(0))
+    async with asyncio.timeout(10):
+        processed, waited, created, claimed = await answers
+    await worker.close_side()
+    await draining
+
+    assert (processed.handed_out, processed.processed) == (1, 0)
+    assert (status_name(waited.status), status_name(created.status), claimed) == ("RUNNING", "QUEUED", [])
+
+
+async def test_a_wait_that_begins_while_the_server_goes_away_is_a_short_one(
+    server: Served, hire: Hire, flows: Flows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(waits, "PACE", 0.05)
+    await hire(credit=0)
+    await flows.create("one")
+    server.app._workflows.watches.drain()
+
+    async with asyncio.timeout(10):
+        assert status_name((await flows.wait("one", 60)).status) == "QUEUED"
+
+
+async def until_waiting(server: Served, count: int) -> None:
+    """Return once so many calls wait."""
+    async with asyncio.timeout(10):
+        while server.app._admission._waiting != count:
+            await asyncio.sleep(0.005)
 
 
 @pytest.mark.parametrize("name", ["no.such.module:Policy", f"{HERE}:NoSuchPolicy", "nonsense"])

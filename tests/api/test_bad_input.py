@@ -11,14 +11,21 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
-from stepwell.v1 import clock_pb2, namespaces_pb2, server_pb2, workflows_pb2
+from stepwell.errors import reason_name
+from stepwell.v1 import clock_pb2, hooks_pb2, namespaces_pb2, server_pb2, transactions_pb2, workflows_pb2
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
+from stepwell.v1.common_pb2 import RetryPolicy
+from stepwell.v1.errors_pb2 import ItemError
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
+from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
+from tests.api.conftest import Hire
 from tests.support import raw
 from tests.support.errors import refusal
+from tests.support.flows import Flows
 from tests.support.servers import Served, StartServer
+from tests.support.triggers import Triggers, item
 
 
 @pytest.mark.parametrize(
@@ -116,6 +123,66 @@ async def test_a_name_of_the_longest_allowed_length_is_taken(sqlite_server: Serv
     request = namespaces_pb2.CreateNamespaceRequest(name="a" * 64)
 
     assert await NamespaceServiceStub(sqlite_server.channel).CreateNamespace(request)
+
+
+async def test_an_instance_that_cannot_be_is_refused_alone(hire: Hire, flows: Flows) -> None:
+    await hire(credit=0)
+
+    results = await flows.create_many(flows.item("a"), flows.item("b\0"), flows.item("c", labels={"k": "\0"}))
+
+    assert results[0].instance.instance_id == "a"
+    assert [_told(one.error) for one in results[1:]] == [
+        ("MALFORMED_REQUEST", "instance_id"),
+        ("MALFORMED_REQUEST", "labels"),
+    ]
+    assert [one.instance_id for one in (await flows.list()).instances] == ["a"]
+
+
+async def test_an_event_that_cannot_be_is_refused_alone(hire: Hire, flows: Flows) -> None:
+    await hire(credit=0)
+    await flows.create("one")
+    items = [workflows_pb2.SendEventsItem(workflow="order", instance_id="one", type=kind) for kind in ("a", "b\0", "c")]
+
+    results = (await flows.stub.SendEvents(workflows_pb2.SendEventsRequest(items=items))).results
+
+    assert [one.WhichOneof("result") for one in results] == ["stored", "error", "stored"]
+    assert _told(results[1].error) == ("MALFORMED_REQUEST", "type")
+
+
+async def test_a_hook_that_cannot_be_is_refused_alone(triggers: Triggers) -> None:
+    late = hooks_pb2.TriggerHooksItem(name="note", process_at=Timestamp(seconds=10**12))
+    odd = hooks_pb2.TriggerHooksItem(name="note", retry=RetryPolicy(backoff=99))  # type: ignore[arg-type]
+
+    results = await triggers.trigger_many(item("a"), item("b\0"), late, odd, item("c"))
+
+    assert [one.hook.hook_id for one in (results[0], results[4])] == ["a", "c"]
+    assert [_told(one.error) for one in results[1:4]] == [
+        ("MALFORMED_REQUEST", "hook_id"),
+        ("TIMESTAMP_OUT_OF_RANGE", "process_at"),
+        ("ENUM_VALUE_UNKNOWN", "retry.backoff"),
+    ]
+
+
+async def test_what_is_wrong_with_a_batch_itself_refuses_all_of_it(hire: Hire, flows: Flows) -> None:
+    await hire(credit=0)
+
+    error = await refusal(flows.create_many(flows.item("a"), on_existing=99))  # type: ignore[arg-type]
+
+    assert (error.reason, error.metadata["field"]) == ("ENUM_VALUE_UNKNOWN", "on_existing")
+    assert not (await flows.list()).instances
+
+
+async def test_one_operation_that_cannot_be_refuses_its_whole_transaction(
+    server: Served, hire: Hire, flows: Flows
+) -> None:
+    await hire(credit=0)
+    operations = [transactions_pb2.Operation(create_instance=flows.item(name)) for name in ("a", "b\0")]
+    stub = TransactionServiceStub(server.channel)
+
+    error = await refusal(stub.Commit(transactions_pb2.CommitRequest(operations=operations)))
+
+    assert (error.reason, error.metadata["field"]) == ("MALFORMED_REQUEST", "operations[1].create_instance.instance_id")
+    assert not (await flows.list()).instances
 
 
 @pytest.mark.parametrize(
@@ -280,6 +347,11 @@ async def test_other_protocols_on_the_port_are_hung_up_on(sqlite_server: Served,
     writer.close()
 
     assert await ServerServiceStub(sqlite_server.channel).GetServerInfo(server_pb2.GetServerInfoRequest())
+
+
+def _told(error: ItemError) -> tuple[str, str]:
+    """Why an item of a batch was refused, and for which field."""
+    return reason_name(error.reason), error.metadata["field"]
 
 
 def _never(hold: asyncio.Event) -> object:

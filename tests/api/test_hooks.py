@@ -7,9 +7,13 @@ from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
+from sqlalchemy import update
 
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.common_pb2 import BACKOFF_EXPONENTIAL, BACKOFF_LINEAR, Payload, RetryPolicy
+from stepwell_server.domain.workflows import Failure
+from stepwell_server.storage.payloads import failure_row
+from stepwell_server.storage.schema import hooks
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.frames import raised, returned, seconds
@@ -397,3 +401,18 @@ def _without_payload(hook: pb.Hook) -> pb.Hook:
     shown.CopyFrom(hook)
     shown.ClearField("payload")
     return shown
+
+
+async def test_a_list_of_hooks_with_long_failures_fits_into_messages(server: Served, triggers: Triggers) -> None:
+    ids = [f"h{number:02}" for number in range(100)]
+    await triggers.trigger_many(*(item(name) for name in ids))
+    long = failure_row(Failure("Error", "\N{GRINNING FACE}" * 4096, details="\N{GRINNING FACE}" * 16_384))
+    await server.app.db.run_tx(lambda tx: tx.execute(update(hooks).values(**long)) and None)
+
+    seen, token = [], ""
+    while len(seen) < len(ids):
+        page = await triggers.list(page_size=100, page_token=token)
+        seen += [one.hook_id for one in page.hooks]
+        token = page.next_page_token
+
+    assert sorted(seen) == ids and not token

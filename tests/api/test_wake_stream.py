@@ -10,10 +10,12 @@ import pytest
 from sqlalchemy import update
 
 from stepwell_server.api import dispatchers as servicer
+from stepwell_server.api import streams
 from stepwell_server.domain.dispatchers import WakeFilter
 from stepwell_server.domain.times import SECOND
 from stepwell_server.storage.schema import tasks
 from tests.api.conftest import Hire
+from tests.api.test_worker_stream import REVOCABLE, Revocable
 from tests.support.flows import Flows
 from tests.support.frames import returned
 from tests.support.servers import Served, StartServer
@@ -235,6 +237,20 @@ async def test_a_draining_server_says_so_and_ends_the_stream(sidecar: Sidecar, e
     async with sidecar.follow() as late:
         assert (await late.first()).draining
         assert await late.until_over() is None
+
+
+async def test_a_credential_that_expires_ends_the_stream(
+    start_server: StartServer, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "CHECKED_EVERY", 0.02)
+    server = await start_server(sqlite_url, policy=REVOCABLE)
+    async with Sidecar(server.channel).follow() as follower:
+        await follower.first()
+        monkeypatch.setattr(Revocable, "revoked", {"anonymous"})
+
+        end = await follower.until_over()
+
+    assert end is not None and (end.code.name, end.reason) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
 
 
 async def test_streams_that_cannot_be_are_refused(start_server: StartServer, sqlite_url: str) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import pytest
@@ -12,9 +12,11 @@ from grpc import aio
 
 from stepwell.errors import CallFailed, failure_of, reason_name
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell_server.api import streams
 from stepwell_server.api import watches as stream
 from stepwell_server.api.access import AllowAll, Category, Principal
 from tests.api.conftest import Hire
+from tests.api.test_worker_stream import REVOCABLE, Revocable
 from tests.support.flows import Flows, status_name
 from tests.support.frames import done, finish, suspend, wait_for
 from tests.support.servers import Served, StartServer
@@ -33,9 +35,9 @@ class OnlyHere(AllowAll):
 class Watch:
     """A stream of changes."""
 
-    def __init__(self, flows: Flows) -> None:
+    def __init__(self, flows: Flows, *metadata: tuple[str, str]) -> None:
         self._flows = flows
-        self._call: Any = flows.stub.WatchInstances()
+        self._call: Any = flows.stub.WatchInstances(metadata=metadata)
         self.messages: list[pb.WatchInstancesResponse] = []
 
     async def add(self, *ids: str, drop: tuple[str, ...] = (), **options: Any) -> None:
@@ -77,15 +79,28 @@ class Watch:
         """Say that nothing more will be asked."""
         await self._call.done_writing()
 
+    async def flood(self, *ids: str) -> None:
+        """Ask for these again and again, until the server has enough."""
+        with suppress(aio.AioRpcError, asyncio.InvalidStateError):
+            while True:
+                await self.add(*ids)
+
+    async def end(self) -> CallFailed:
+        """Read all that comes, and return why nothing more does."""
+        with pytest.raises(aio.AioRpcError) as caught:
+            while await self.message() is not None:
+                pass
+        return failure_of(caught.value)
+
     def cancel(self) -> None:
         """Leave."""
         self._call.cancel()
 
 
 @asynccontextmanager
-async def watching(flows: Flows) -> AsyncIterator[Watch]:
+async def watching(flows: Flows, *metadata: tuple[str, str]) -> AsyncIterator[Watch]:
     """A stream that is left in the end."""
-    watch = Watch(flows)
+    watch = Watch(flows, *metadata)
     try:
         yield watch
     finally:
@@ -358,6 +373,92 @@ async def test_many_large_steps_do_not_end_the_stream(watch: Watch, worker: Hand
     assert max(message.ByteSize() for message in watch.messages) < 4 * 1024 * 1024
 
 
+async def test_many_refusals_come_in_messages_that_fit(watch: Watch) -> None:
+    names = [f"nobody-{number:05}-{'x' * 80}" for number in range(20_000)]
+
+    await watch.add(*names)
+    refused: list[str] = []
+    while len(refused) < len(names):
+        refused += [change.refusal.target.instance_id for change in await watch.changes()]
+
+    assert refused == names
+    assert max(message.ByteSize() for message in watch.messages) < 4 * 1024 * 1024
+
+
+async def test_a_stream_follows_so_many_instances_and_no_more(
+    watch: Watch, flows: Flows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(stream, "MOST_FOLLOWED", 2)
+    await flows.create_many(*(flows.item(name) for name in "abc"))
+    for name in "ab":
+        await watch.add(name)
+        await watch.until(name, "QUEUED")
+
+    await watch.add("c")
+    refused = (await watch.change()).refusal
+    await watch.add("a", drop=("b",))
+    assert (await watch.change()).instance.instance_id == "a", "it is followed already"
+    await watch.add("c")
+
+    assert (refused.target.instance_id, reason_name(refused.error.reason)) == ("c", "STREAM_LIMIT")
+    assert (await watch.change()).instance.instance_id == "c"
+
+
+async def test_a_client_that_never_reads_states_is_cut_off(
+    server: Served, watch: Watch, flows: Flows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "WRITE_LIMIT", 0.1)
+    names = [f"i{number}" for number in range(8)]
+    for name in names:
+        await flows.create(name, '"' + "x" * 1_000_000 + '"')
+
+    await watch.add(*names)
+    await until_cut(server)
+
+    assert (await watch.end()).reason == "SLOW_CONSUMER"
+
+
+async def test_a_client_that_asks_and_never_reads_is_cut_off(
+    server: Served, watch: Watch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "WRITE_LIMIT", 0.1)
+
+    asking = asyncio.create_task(watch.flood(*(f"nobody-{number}" for number in range(1000))))
+    await until_cut(server)
+
+    watch.cancel()
+    await asyncio.wait([asking])
+
+
+async def until_cut(server: Served) -> None:
+    """Return once the server has ended the stream, and only the worker's is left."""
+    opened = server.app._admission._streams
+    async with asyncio.timeout(20):
+        for wanted in (2, 1):
+            while opened["anonymous"] != wanted:
+                await asyncio.sleep(0.005)
+
+
+async def test_a_credential_that_expires_ends_the_stream_although_much_changes(
+    start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "CHECKED_EVERY", 0.02)
+    server = await start_server(sqlite_url, policy=REVOCABLE)
+    await hire_at(server, credit=0)
+    flows = Flows(server.channel)
+    await flows.create("one")
+    async with watching(flows, ("authorization", "anna")) as watch:
+        await watch.add("one")
+        await watch.change()
+        monkeypatch.setattr(Revocable, "revoked", {"anna"})
+        ending = asyncio.create_task(watch.end())
+        while not ending.done():
+            await flows.manage("Pause", "one")
+            await flows.manage("Resume", "one")
+
+        assert (await ending).reason == "UNAUTHENTICATED"
+
+
 async def test_a_server_that_goes_away_says_so(start_server: StartServer, postgres_url: str, hire_at: Hire) -> None:
     server = await start_server(postgres_url, drain_grace=2)
     await hire_at(server, credit=0)
@@ -380,9 +481,6 @@ async def test_a_malformed_target_is_told_by_its_name(sqlite_server: Served) -> 
     async with watching(Flows(sqlite_server.channel)) as watch:
         await watch._call.write(pb.WatchInstancesRequest(add=[pb.WatchTarget(workflow="a\0")]))
 
-        with pytest.raises(aio.AioRpcError) as caught:
-            while await watch.message() is not None:
-                pass
+        failure = await watch.end()
 
-    failure: CallFailed = failure_of(caught.value)
     assert (failure.code.name, failure.reason) == ("INVALID_ARGUMENT", "MALFORMED_REQUEST")

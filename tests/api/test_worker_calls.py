@@ -28,6 +28,7 @@ from tests.support.frames import (
     wait_for,
 )
 from tests.support.servers import Served, StartServer
+from tests.support.triggers import Triggers, status_of
 from tests.support.workers import WORKFLOW, UnaryWorker, grant
 
 
@@ -196,6 +197,62 @@ async def test_renewals_are_answered_one_by_one(caller: UnaryWorker, flows: Flow
     assert results["woken"].wake_again and not results["kept"].wake_again
     resolved = await caller.commit(tasks["woken"], done("b", number=3))
     assert bodies(resolved) == ["ack", "resolved"]
+
+
+async def test_a_step_that_takes_too_long_is_ended_by_a_renewal_and_told_with_the_next_report(still: Served) -> None:
+    caller, flows = await hired(still), Flows(still.channel)
+    await flows.create("one")
+    (task,) = await caller.claim()
+    await caller.commit(task, begin(opening("slow", policy=policy(2, delay=60, timeout=5)), number=1))
+    before = (await caller.renew([task]))[0]
+
+    await Triggers(still.channel).advance(6)
+    (renewed,) = await caller.renew([task])
+    step = (await flows.steps("one"))["slow"]
+
+    assert before.held and not before.wake_again
+    assert renewed.held and renewed.wake_again
+    assert (step_status(step), step.attempts, step.failure.name) == ("WAITING", 1, "StepTimeoutError")
+    assert (await caller.renew([task]))[0].wake_again, "until it is told"
+    told = await caller.commit(task, done("b", number=2))
+    assert bodies(told) == ["ack", "resolved"]
+    assert [one.name for one in told[1].resolved.steps] == ["slow"]
+    assert not (await caller.renew([task]))[0].wake_again
+    assert (await refusal(caller.commit(task, done("slow", number=3)))).reason == "LEASE_LOST"
+
+
+async def test_a_renewal_says_that_a_sleep_is_over(still: Served) -> None:
+    caller, flows = await hired(still), Flows(still.channel)
+    await flows.create("one")
+    (task,) = await caller.claim()
+    await caller.commit(task, sleep("nap", 5, number=1), begin(opening("a"), number=2))
+
+    await Triggers(still.channel).advance(6)
+    (renewed,) = await caller.renew([task])
+
+    assert renewed.held and renewed.wake_again
+    assert bodies(await caller.commit(task, done("a", number=3))) == ["ack", "resolved"]
+
+
+async def test_a_hook_that_takes_too_long_is_lost_to_whoever_renews_it(still: Served) -> None:
+    caller, hooks = UnaryWorker(still.channel, (), hooks=("note",)), Triggers(still.channel)
+    await caller.register()
+    await hooks.trigger("one")
+    (task,) = await caller.claim()
+    assert (await caller.renew([task]))[0].held
+
+    await hooks.advance(601)
+
+    assert not (await caller.renew([task]))[0].held
+    hook = await hooks.get("one")
+    assert (status_of(hook), hook.failure.name) == ("PENDING", "JobTimeoutError")
+
+
+async def hired(served: Served) -> UnaryWorker:
+    """A registered worker of that server."""
+    worker = UnaryWorker(served.channel)
+    await worker.register()
+    return worker
 
 
 async def test_too_many_renewals_at_once_are_refused(caller: UnaryWorker) -> None:

@@ -23,7 +23,7 @@ from tests.support.frames import begin, done, finish, opening, wait_for
 from tests.support.servers import Served, StartServer
 from tests.support.workers import HandWorker, grant, handlers, held, lease_left
 
-HERE = "tests.api.test_worker_stream"
+REVOCABLE = "tests.api.test_worker_stream:Revocable"
 
 
 class Revocable(AllowAll):
@@ -162,8 +162,8 @@ async def test_a_server_with_nothing_to_say_says_that_it_is_there(
 async def test_a_credential_that_expires_ends_the_stream(
     start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer, "CHECKED_EVERY", 0.02)
-    server = await start_server(sqlite_url, policy=f"{HERE}:Revocable")
+    monkeypatch.setattr(streams, "CHECKED_EVERY", 0.02)
+    server = await start_server(sqlite_url, policy=REVOCABLE)
     worker = await hire_at(server, metadata=(("authorization", "anna"),))
     other = await hire_at(server, metadata=(("authorization", "ben"),))
     monkeypatch.setattr(Revocable, "revoked", {"anna"})
@@ -177,11 +177,20 @@ async def test_a_credential_that_expires_ends_the_stream(
 async def test_a_stream_needs_permission_for_its_namespace(
     start_server: StartServer, sqlite_url: str, hire_at: Hire
 ) -> None:
-    server = await start_server(sqlite_url, policy=f"{HERE}:Revocable")
+    server = await start_server(sqlite_url, policy=REVOCABLE)
     worker = await hire_at(server, connect=False)
 
     assert (await refusal_of(worker.connect(namespace="other"))).reason == "PERMISSION_DENIED"
     assert await worker.connect()
+
+
+async def test_a_worker_that_comes_while_the_server_goes_away_is_told_at_once(server: Served, hire: Hire) -> None:
+    server.app._workers.drain()
+
+    late = await hire(credit=1)
+
+    assert (await late.next("drain")).drain.deadline.seconds > 0
+    assert (await late.beat()).credit == 0
 
 
 # ---- too much

@@ -136,6 +136,8 @@ class Run:
                 slots=SLOTS,
                 clock_steps=scenario.topology.clock,
                 once=scenario.once,
+                takeovers_at_most=scenario.takeovers_at_most,
+                excuse=scenario.excuse,
                 drain_leases=scenario.drain_leases,
                 lateness_us=round(scenario.patience * scenario.topology.lease * 1_000_000),
                 heal_us=round(2 * scenario.patience * scenario.topology.lease * 1_000_000),

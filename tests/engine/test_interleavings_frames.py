@@ -17,12 +17,12 @@ from stepwell_server.domain.times import DAY, HOUR, MINUTE, SECOND
 from stepwell_server.domain.workflows import InstanceStatus, Step, StepStatus
 from stepwell_server.engine import connections, dispatch
 from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.connections import Connection, News
+from stepwell_server.engine.connections import News
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.groups import HotCall
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.storage.failpoints import AFTER_COMMIT
-from tests.support.faults import FaultyBackend, Rates, faulty
+from tests.support.faults import Rates, faulty
 from tests.support.runs import (
     ANNA,
     BEGIN,
@@ -32,15 +32,17 @@ from tests.support.runs import (
     SUSPEND,
     Engine,
     Holding,
-    Said,
     background,
     done,
     expects,
     failed,
+    next_resolved,
     opens,
     replicas_on,
+    report,
     running,
     sleeps,
+    streamed,
     taken,
     until,
 )
@@ -53,28 +55,6 @@ async def replicas(postgres_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
     """Two replicas on one PostgreSQL. No hint is ever sent between them, unless a test does."""
     async with replicas_on(postgres_url, 2) as (here, there):
         yield here, there
-
-
-async def streamed(engine: Engine, instance_id: str = "x") -> tuple[Connection, Holding]:
-    """A new instance that a worker holds through a stream."""
-    connection = await engine.connect(ANNA)
-    await engine.create(instance_id)
-    holding = await engine.claim_one(connection.owner)
-    engine.dispatcher.hold(connection.place, holding.held)
-    await engine.renew(holding)
-    return connection, holding
-
-
-async def report(connection: Connection, by: Holding, *said: Said) -> list[News]:
-    """Report through a stream, and return what it is told next."""
-    await connection.report(by.held, by.frames(*said))
-    return [one for one in await taken(connection) if isinstance(one, News)]
-
-
-async def next_resolved(connection: Connection) -> list[Step]:
-    """The steps that the worker is told to be over next."""
-    told = [one for one in await taken(connection) if isinstance(one, News)]
-    return [step for one in told for step in one.news.resolved]
 
 
 # ---- 2: images in memory
@@ -188,24 +168,6 @@ async def test_a_retry_beside_a_body_that_executes_comes_in_time(engine: Engine)
     assert [(step.name, step.status, step.attempts) for step in resolved] == [("flaky", StepStatus.PENDING, 1)]
 
 
-async def test_a_wait_that_was_open_at_a_claim_ends_in_time_though_its_holder_says_nothing(engine: Engine) -> None:
-    """Rule 10: an event has woken the run, and its worker begins a long body that it need not announce."""
-    connection, mine = await streamed(engine)
-    suspended = await engine.say(mine, expects("approval"), sleeps("nap", SECOND), SUSPEND)
-    assert suspended.answers[-1].released
-    engine.dispatcher.drop(connection.place, mine.held, ended=True)
-    async with background(engine.dispatcher.run()):
-        await engine.send()
-        connection.grant(1)
-        (delivery,) = await taken(connection)
-        assert isinstance(delivery, Delivery)
-
-        await engine.advance(SECOND)
-        resolved = await next_resolved(connection)
-
-    assert [step.name for step in resolved] == ["nap"]
-
-
 @pytest.mark.parametrize("hinted", [True, False], ids=["hinted", "hint-lost"])
 async def test_an_event_that_comes_elsewhere_while_a_body_executes_is_delivered(
     replicas: tuple[Engine, Engine], hinted: bool
@@ -256,36 +218,6 @@ async def test_a_suspend_that_crosses_the_end_of_a_wait_on_its_way_does_not_rele
 
     after = await engine.say(mine, done("next"), Suspend(known_revision=crossing.revision))
     assert after.answers[-1].released
-
-
-async def test_a_suspend_is_told_of_what_was_lost_before_its_last_result_was_acknowledged(engine: Engine) -> None:
-    """Rules 10 and 32: the acknowledgement is newer than the end of the wait, and says nothing of it."""
-    mine = await engine.begin()
-    opened = await engine.say(mine, expects("approval"), sleeps("nap", HOUR))
-    await engine.send()
-    assert [step.name for step in (await engine.say(mine)).resolved] == ["approval"]  # and this is lost
-    await engine.say(mine, done("beside it"))
-
-    suspended = await engine.say(mine, Suspend(known_revision=opened.revision))
-
-    assert not suspended.answers[0].released
-    assert "approval" in {step.name for step in suspended.resolved}
-
-
-async def test_a_replica_that_a_worker_has_left_ends_none_of_its_waits(replicas: tuple[Engine, Engine]) -> None:
-    """Rules 8 and 10: it would tell nobody, and the other would find nothing left to tell."""
-    here, there = replicas
-    connection, mine = await streamed(here)
-    await report(connection, mine, expects("approval"))
-    moved = await there.connect(ANNA, [mine.held])
-    await there.send()
-
-    here.dispatcher.look([mine.held.task_id])
-    while mine.held.task_id in connection.place.held:
-        await asyncio.sleep(0.001)
-    there.dispatcher.look([mine.held.task_id])
-
-    assert [step.name for step in await next_resolved(moved)] == ["approval"]
 
 
 # ---- 15: frames that are sent again
@@ -427,26 +359,6 @@ async def test_frames_over_a_stream_whose_commits_are_of_unknown_outcome_count_o
         steps = sorted((await healthy.steps()).values(), key=lambda step: step.position)
         assert [step.name for step in steps] == [f"s{number}" for number in range(12)]
         assert backend.fired["execute_then_fail"] > 0 and Verdict.REPEATED in answers
-
-
-async def test_a_worker_that_goes_on_reporting_while_the_database_is_away_is_not_read(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "LANES_BYTES", 1100)
-    connection, mine = await streamed(engine)
-    backend = engine.db._backend
-    engine.db._backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
-    for number in range(6):
-        await connection.report(mine.held, mine.frames(done(f"s{number}")))
-        await until(lambda: connection._lanes)
-    stuck = asyncio.create_task(connection.report(mine.held, mine.frames(done("one more"))))
-    await asyncio.sleep(0)
-    assert not stuck.done()
-
-    engine.db._backend = backend
-    await stuck
-    await until(lambda: not connection._lanes)
-    assert len(await engine.steps()) == 7
 
 
 async def test_a_batch_that_its_run_paused_in_is_acknowledged_again(engine: Engine) -> None:

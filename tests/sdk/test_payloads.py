@@ -114,14 +114,6 @@ def test_what_is_not_json_is_refused(wrong: Any) -> None:
         to_payload(wrong)
 
 
-@pytest.mark.parametrize("keys", [(1, "1"), (True, "true"), (None, "null"), (1.5, "1.5")])
-def test_keys_that_would_be_one_and_the_same_are_refused(keys: tuple[Any, Any]) -> None:
-    with pytest.raises(PayloadInvalid, match=f"not JSON: two keys are both {keys[1]!r} as text"):
-        to_payload({"nested": [Basket([], by_name=dict.fromkeys(keys, Item(1)))]})
-
-    assert to_json({1: "a", "2": "b", False: "c"}) == '{"1":"a","2":"b","false":"c"}'
-
-
 def test_a_value_within_itself_is_refused() -> None:
     loop: list[Any] = []
     loop.append(loop)

@@ -44,7 +44,7 @@ from stepwell_server.domain.workflows import (
 from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.claims import Claimed, Handed, Seat
 from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.connections import Connection, Message
+from stepwell_server.engine.connections import Connection, Message, News
 from stepwell_server.engine.dispatch import Dispatcher
 from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.intake import Intake, Item
@@ -333,6 +333,28 @@ async def taken(connection: Connection) -> list[Message]:
     """What goes out next on a stream."""
     async with asyncio.timeout(10):
         return await connection.take()
+
+
+async def streamed(engine: Engine, instance_id: str = "x") -> tuple[Connection, Holding]:
+    """A new instance that a worker holds through a stream."""
+    connection = await engine.connect(ANNA)
+    await engine.create(instance_id)
+    holding = await engine.claim_one(connection.owner)
+    engine.dispatcher.hold(connection.place, holding.held)
+    await engine.renew(holding)
+    return connection, holding
+
+
+async def report(connection: Connection, by: Holding, *said: Said) -> list[News]:
+    """Report through a stream, and return what it is told next."""
+    await connection.report(by.held, by.frames(*said))
+    return [one for one in await taken(connection) if isinstance(one, News)]
+
+
+async def next_resolved(connection: Connection) -> list[Step]:
+    """The steps that the worker is told to be over next."""
+    told = [one for one in await taken(connection) if isinstance(one, News)]
+    return [step for one in told for step in one.news.resolved]
 
 
 async def until(condition: Callable[[], T]) -> T:

@@ -6,7 +6,6 @@ import dataclasses
 import json
 import sys
 import types
-from collections.abc import Iterable
 from enum import Enum
 from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -17,7 +16,6 @@ from stepwell.v1.server_pb2 import Limits
 
 _DEFAULT_BYTES = 1024 * 1024
 _DEFAULT_DEPTH = 64
-_LEAVES = frozenset({str, int, float, bool, type(None)})
 
 
 def to_payload(value: Any, limits: Limits | None = None) -> Payload | None:
@@ -35,9 +33,7 @@ def to_payload(value: Any, limits: Limits | None = None) -> Payload | None:
 def to_json(value: Any) -> str:
     """Strict JSON text: no NaN, no lone surrogates, nothing that would not come back as it went."""
     try:
-        text = _ENCODER.encode(value)
-        _check_keys(value)  # after that: what could be encoded is not within itself
-        return text
+        return _ENCODER.encode(value)
     except Exception as error:  # also of a serializer or a property of the user's
         raise PayloadInvalid(f"not JSON: {text_of(error)}") from error
 
@@ -147,32 +143,6 @@ def _plain(value: Any) -> Any:
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
-
-
-def _check_keys(value: Any) -> None:
-    """Refuse keys that are two here and one as text, such as 1 and "1": all but one of their values would be lost."""
-    inner = [value]
-    while inner:
-        one = inner.pop()
-        if type(one) in _LEAVES:
-            continue
-        if isinstance(one, dict):
-            if not all(isinstance(key, str) for key in one):
-                _check_texts(one)
-            inner.extend(one.values())
-        elif isinstance(one, list | tuple):
-            inner.extend(one)
-        elif dataclasses.is_dataclass(one):
-            inner.extend(getattr(one, field.name) for field in dataclasses.fields(one))
-
-
-def _check_texts(keys: Iterable[Any]) -> None:
-    seen: set[str] = set()
-    for key in keys:
-        (text,) = json.loads(_ENCODER.encode({key: None}))
-        if text in seen:
-            raise ValueError(f"two keys are both {text!r} as text")
-        seen.add(text)
 
 
 def _size(text: str) -> int:

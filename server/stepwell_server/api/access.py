@@ -157,6 +157,3 @@ WAITING_METHODS = frozenset(
     }
 )
 """Unary methods that can be asked to wait."""
-
-LONGEST_WAIT = 60.0
-"""Seconds that the longest of those waits takes."""

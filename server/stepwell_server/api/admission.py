@@ -18,10 +18,12 @@ QUIET = 0.05
 class Admission:
     """Counts the calls inside and turns away those above the limits. Health is always let in: busy is not dead."""
 
-    def __init__(self, unary_limit: int, streams_per_principal: int) -> None:
+    def __init__(self, unary_limit: int, waiting_limit: int, streams_per_principal: int) -> None:
         self._unary_limit = unary_limit
+        self._waiting_limit = waiting_limit
         self._streams_per_principal = streams_per_principal
         self._unary = 0
+        self._waiting = 0
         self._streams: Counter[str] = Counter()
         self._closed = False
         self._last_call = 0.0
@@ -42,7 +44,7 @@ class Admission:
         loop = asyncio.get_running_loop()
         self._last_call = began = loop.time()
         while (now := loop.time()) < began + limit:
-            if not self._unary and now - self._last_call >= QUIET:
+            if not self._unary and not self._waiting and now - self._last_call >= QUIET:
                 return
             await asyncio.sleep(QUIET / 5)
 
@@ -57,10 +59,24 @@ class Admission:
         if self._unary >= self._unary_limit:
             raise ServerBusy("too many calls at once", retry_after=0.1, limit=self._unary_limit)
         self._unary += 1
+        call.waiting = self._waiting_place
         try:
             yield
         finally:
             self._unary -= 1
+
+    @contextmanager
+    def _waiting_place(self) -> Iterator[None]:
+        """A place for a call that only waits: until it goes on, others take the one that it had."""
+        if self._waiting >= self._waiting_limit:
+            raise ServerBusy("too many calls wait at once", retry_after=1.0, limit=self._waiting_limit)
+        self._waiting += 1
+        self._unary -= 1
+        try:
+            yield
+        finally:
+            self._unary += 1
+            self._waiting -= 1
 
     @contextmanager
     def _stream_place(self, call: Call) -> Iterator[None]:

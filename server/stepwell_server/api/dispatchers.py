@@ -7,7 +7,7 @@ from contextlib import aclosing
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceServicer
 from stepwell_server.api import convert, frames, streams
-from stepwell_server.api.calls import Context
+from stepwell_server.api.calls import Context, current, waiting
 from stepwell_server.domain.dispatchers import ProcessOrder, Wake, WakeFilter
 from stepwell_server.domain.errors import InvalidField
 from stepwell_server.engine.dispatchers import Dispatchers
@@ -27,7 +27,7 @@ class DispatcherServicer(DispatcherServiceServicer):
 
     async def WakeStream(self, request: pb.WakeStreamRequest, context: Context) -> None:  # type: ignore[override]
         wanted = _filter(request.namespace, request.filter)
-        async with aclosing(self._dispatchers.follow(wanted, KEEPALIVE)) as wakes:
+        async with streams.checked(current.get()), aclosing(self._dispatchers.follow(wanted, KEEPALIVE)) as wakes:
             async for wake in wakes:
                 draining = self._dispatchers.is_draining
                 now = convert.timestamp_to_pb(wake.now)
@@ -46,7 +46,9 @@ class DispatcherServicer(DispatcherServiceServicer):
                 raise InvalidField(f"{name} must not be negative", field=name)
         wanted = _filter(request.namespace, request.filter)
         order = ProcessOrder(wanted, min(request.max_tasks or DEFAULT_TASKS, MOST_TASKS), request.max_steps)
-        processed = await self._dispatchers.process(order, convert.duration_from_pb(request.wait))
+        wait = convert.duration_from_pb(request.wait)
+        with waiting(wait):
+            processed = await self._dispatchers.process(order, wait)
         return pb.ProcessResponse(
             handed_out=processed.handed_out,
             processed=processed.ended,

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from functools import partial
 from uuid import uuid4
 
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.hooks_pb2_grpc import HookServiceServicer
 from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, item_of, request_of
+from stepwell_server.api.calls import Context, item_of, readable, request_of
 from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.hooks import HOOK_RETRY, HookFilter, HookKey, NewHook
 from stepwell_server.domain.pages import PageRequest
@@ -28,7 +29,7 @@ class HookServicer(HookServiceServicer):
 
     async def TriggerHooks(self, request: pb.TriggerHooksRequest, context: Context) -> pb.TriggerHooksResponse:
         namespace = convert.namespace_from_pb(request.namespace)
-        items = [(_readable(namespace, one), item_of(one)) for one in request.items]
+        items = [(readable(one, partial(new_hook, namespace)), item_of(one)) for one in request.items]
         outcomes = await self._hooks.trigger(items)
         return pb.TriggerHooksResponse(
             results=[
@@ -88,13 +89,6 @@ def new_hook(namespace: str, item: pb.TriggerHooksItem) -> NewHook:
         process_at=convert.timestamp_from_pb(item.process_at) if item.HasField("process_at") else None,
         retry=convert.retry_from_pb(item.retry, HOOK_RETRY),
     )
-
-
-def _readable(namespace: str, item: pb.TriggerHooksItem) -> NewHook | StepwellError:
-    try:
-        return new_hook(namespace, item)
-    except StepwellError as refusal:
-        return refusal
 
 
 def _target_to_pb(target: Target) -> pb.HookTarget:

@@ -19,7 +19,6 @@ from grpc import HandlerCallDetails, StatusCode, aio
 
 from stepwell_server.api import validate
 from stepwell_server.api.access import (
-    LONGEST_WAIT,
     METHODS,
     OPEN_METHODS,
     QUIET_METHODS,
@@ -38,6 +37,7 @@ from stepwell_server.domain.errors import (
     StepwellError,
 )
 from stepwell_server.domain.namespaces import DEFAULT_NAMESPACE
+from stepwell_server.domain.times import LONGEST_WAIT, SECOND
 from stepwell_server.telemetry import Metrics
 
 Layer: TypeAlias = Callable[[Call], AbstractAsyncContextManager[None]]
@@ -111,11 +111,15 @@ class Pipeline(aio.ServerInterceptor):
             self._let_ask(call)
             return _parsed_stream(handler, raw)
         message = _parsed(handler, raw)
-        self._permit(call, _namespace(message))
+        if call.streaming:
+            self._let_ask(call)
+            call.permit(_namespace(message))
+        else:
+            self._permit(call, _namespace(message))
         return message
 
     def _let_ask(self, call: Call) -> None:
-        """A stream names its namespaces later: let its servicer ask then, and again while it is open."""
+        """Let the servicer of a stream ask when a namespace is named, and again while the stream is open."""
 
         def permit(namespace: str) -> None:
             self._permit(call, namespace)
@@ -235,7 +239,7 @@ def timely(deadline: float) -> Layer:
         if call.streaming or call.context.time_remaining() is not None:
             yield
             return
-        longest = deadline + (LONGEST_WAIT if call.method in WAITING_METHODS else 0.0)
+        longest = deadline + (LONGEST_WAIT / SECOND if call.method in WAITING_METHODS else 0.0)
         try:
             async with asyncio.timeout(longest) as limit:
                 yield

@@ -7,9 +7,7 @@ from stepwell.v1.server_pb2_grpc import ServerServiceServicer
 from stepwell_server.api import convert
 from stepwell_server.api.calls import Context
 from stepwell_server.engine.server import Server
-
-PROTOCOL_VERSIONS = (1, 1)
-"""Lowest and highest version of the worker protocol that this server speaks."""
+from stepwell_server.engine.workers import PROTOCOL
 
 
 class ServerServicer(ServerServiceServicer):
@@ -20,4 +18,4 @@ class ServerServicer(ServerServiceServicer):
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         clock = await self._server.clock()
-        return convert.server_info_to_pb(self._server, clock, PROTOCOL_VERSIONS)
+        return convert.server_info_to_pb(self._server, clock, PROTOCOL)

@@ -24,12 +24,18 @@ _FIRST_SECOND = -62_135_596_800  # 0001-01-01
 _LAST_SECOND = 253_402_300_799  # 9999-12-31
 
 
+BATCHES = {
+    f"stepwell.v1.{name}": "items" for name in ("CreateInstancesRequest", "SendEventsRequest", "TriggerHooksRequest")
+}
+"""Messages whose items are decided each by itself, and the field that has them: it is left to whoever reads them."""
+
 Check: TypeAlias = Callable[[Any, str], None]
 """Refuses a value that cannot be, under the name that it has in the request."""
 
 
 def check(message: Message, path: str = "") -> None:
-    """Refuse NUL in a string, an unknown enum number and a time out of range, anywhere in the message."""
+    """Refuse NUL in a string, an unknown enum number and a time out of range, anywhere in the message but in the items
+    of a batch."""
     checks = _checks(message.DESCRIPTOR)
     for field, value in message.ListFields():
         refuse = checks.get(field.number)
@@ -40,7 +46,8 @@ def check(message: Message, path: str = "") -> None:
 @cache
 def _checks(kind: Descriptor) -> dict[int, Check]:
     """How to check the fields of a kind of message, by their numbers; most need no check."""
-    found = {field.number: _field_check(field) for field in kind.fields}
+    alone = BATCHES.get(kind.full_name)
+    found = {field.number: _field_check(field) for field in kind.fields if field.name != alone}
     return {number: check for number, check in found.items() if check is not None}
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell_server.api import convert, validate
+from stepwell_server.api import convert, streams, validate
 from stepwell_server.api.calls import Call
-from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.errors import StepwellError, StreamLimit
 from stepwell_server.domain.workflows import Instance, InstanceKey
 from stepwell_server.engine.run_calls import not_found
 from stepwell_server.engine.watches import Watcher
@@ -18,6 +19,10 @@ from stepwell_server.engine.workflows import Workflows
 KEEPALIVE = 10.0
 """Seconds after which an empty message says that the server is there."""
 MESSAGE_BYTES = 3 * 1024 * 1024
+MOST_FOLLOWED = 10_000
+"""Instances that one stream can follow."""
+MOST_REFUSALS = 500
+"""Refusals that wait to be sent before no more is read. So many targets are taken in at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,18 +42,19 @@ class WatchStream:
     watcher: Watcher = field(default_factory=Watcher)
     followed: dict[InstanceKey, _Followed] = field(default_factory=dict)
     refusals: list[pb.InstanceChange] = field(default_factory=list)
+    has_room: asyncio.Event = field(default_factory=asyncio.Event)
+    """The refusals are on their way, and there is room for others."""
     is_closed: bool = False
 
-    async def serve(
-        self, requests: AsyncIterator[pb.WatchInstancesRequest]
-    ) -> AsyncIterator[pb.WatchInstancesResponse]:
-        """Tell of changes until the client has closed its side."""
+    async def serve(self, requests: AsyncIterator[pb.WatchInstancesRequest]) -> None:
+        """Tell of changes until the client has closed its side. One that does not read is cut off."""
         reader = asyncio.create_task(self._read(requests))
         try:
-            while not self.is_closed or self.watcher.changed or self.refusals:
-                async for response in self._next():
-                    yield response
-            await reader
+            async with streams.checked(self.call):
+                while not self.is_closed or self.watcher.changed or self.refusals:
+                    async for response in self._next():
+                        await streams.write(self.call.context, response)
+                await reader
         finally:
             reader.cancel()
             self.workflows.watches.drop(self.watcher, list(self.watcher.known))
@@ -59,10 +65,18 @@ class WatchStream:
                 validate.check(request)
                 for target in request.drop:
                     self._drop(_key(target))
-                await self._add(request.add)
+                for first in range(0, len(request.add), MOST_REFUSALS):
+                    await self._until_room()
+                    await self._add(request.add[first : first + MOST_REFUSALS])
         finally:
             self.is_closed = True
             self.watcher.ready.set()
+
+    async def _until_room(self) -> None:
+        """Wait for the client to read what it was refused."""
+        while len(self.refusals) >= MOST_REFUSALS:
+            self.has_room.clear()
+            await self.has_room.wait()
 
     async def _add(self, targets: Sequence[pb.WatchTarget]) -> None:
         """Follow these: all are read at once."""
@@ -75,6 +89,10 @@ class WatchStream:
                 self._refuse(target, not_found(key.instance_id))
                 continue
             self._drop(key)
+            if len(self.followed) >= MOST_FOLLOWED:
+                most = f"a stream follows at most {MOST_FOLLOWED} instances"
+                self._refuse(target, StreamLimit(most, limit=MOST_FOLLOWED))
+                continue
             self.followed[key] = _Followed(target, found[key].id)
             self.watcher.with_steps |= target.include_steps
             self.workflows.watches.follow(self.watcher, found[key], target.known_revision, mark)
@@ -98,30 +116,35 @@ class WatchStream:
             self.workflows.watches.drop(self.watcher, [followed.instance_id])
 
     async def _next(self) -> AsyncIterator[pb.WatchInstancesResponse]:
-        """The next messages: what has changed, split by size, or a keepalive."""
+        """The next messages: what was refused and what has changed, split by size, or a keepalive."""
         changed: list[tuple[Instance, int]] = []
-        try:
+        with suppress(TimeoutError):
             async with asyncio.timeout(KEEPALIVE):
                 changed = await self.watcher.take()
-        except TimeoutError:
-            await self.call.authorise()
         refusals, self.refusals = self.refusals, []
-        response, size = self._response(refusals), 0
-        for instance, known in changed:
-            for change in await self._changes(instance, known):
-                size += change.ByteSize()
-                if response.changes and size > MESSAGE_BYTES:
-                    yield response
-                    response, size = self._response([]), change.ByteSize()
-                response.changes.append(change)
+        self.has_room.set()
+        response, size = self._response(), 0
+        async for change in self._news(refusals, changed):
+            size += change.ByteSize()
+            if response.changes and size > MESSAGE_BYTES:
+                yield response
+                response, size = self._response(), change.ByteSize()
+            response.changes.append(change)
         if not self.is_closed or response.changes:
             yield response
 
-    def _response(self, changes: list[pb.InstanceChange]) -> pb.WatchInstancesResponse:
+    def _response(self) -> pb.WatchInstancesResponse:
         now = self.workflows.spine.bus.time.now()
-        return pb.WatchInstancesResponse(
-            changes=changes, now=convert.timestamp_to_pb(now), draining=self.watcher.is_draining
-        )
+        return pb.WatchInstancesResponse(now=convert.timestamp_to_pb(now), draining=self.watcher.is_draining)
+
+    async def _news(
+        self, refusals: Sequence[pb.InstanceChange], changed: Sequence[tuple[Instance, int]]
+    ) -> AsyncIterator[pb.InstanceChange]:
+        for refusal in refusals:
+            yield refusal
+        for instance, known in changed:
+            for change in await self._changes(instance, known):
+                yield change
 
     async def _changes(self, instance: Instance, known: int) -> list[pb.InstanceChange]:
         """The instance, with the steps that changed if they were asked for; again for those that do not fit."""

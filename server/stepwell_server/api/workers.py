@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
+from grpc import aio
 
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer
 from stepwell_server.api import convert, frames, streams, validate
-from stepwell_server.api.calls import Call, Context, current, request_of
+from stepwell_server.api.calls import Call, Context, current, request_of, waiting
 from stepwell_server.api.frames import NUMBERED, FrameReader
 from stepwell_server.domain.errors import (
     BatchTooLarge,
@@ -33,7 +34,7 @@ from stepwell_server.domain.times import SECOND
 from stepwell_server.engine.connections import MOST_CREDIT, Beat, Connection, Draining, Message, News, Refused
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.server import Server
-from stepwell_server.engine.workers import LONGEST_WAIT, PROTOCOL, Workers
+from stepwell_server.engine.workers import LONGEST_CLAIM, PROTOCOL, Workers
 
 log = structlog.get_logger()
 
@@ -44,8 +45,6 @@ FRAMES_PER_SECOND = 20_000
 FRAMES_AT_ONCE = 40_000
 MOST_RENEWED = 1000
 MOST_FRAMES = 100
-CHECKED_EVERY = 60.0
-"""Seconds after which a stream's caller is asked again who it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,12 +97,13 @@ class WorkerServicer(WorkerServiceServicer):
         if request.max_tasks < 0:
             raise InvalidField("max_tasks must not be negative", field="max_tasks")
         wait = convert.duration_from_pb(request.wait)
-        if wait > LONGEST_WAIT:
+        if wait > LONGEST_CLAIM:
             raise DurationOutOfRange("wait must be at most 30 seconds", field="wait")
         only = frozenset(frames.handler_from_pb(namespace, one) for one in request.handlers)
-        deliveries = await self._workers.claim(
-            namespace, request.session_id, request.max_tasks or 1, wait, only, request_of(request)
-        )
+        with waiting(wait):
+            deliveries = await self._workers.claim(
+                namespace, request.session_id, request.max_tasks or 1, wait, only, request_of(request)
+            )
         return pb.ClaimTasksResponse(frames=_first_pages(deliveries))
 
     async def RenewTasks(self, request: pb.RenewTasksRequest, context: Context) -> pb.RenewTasksResponse:
@@ -198,13 +198,13 @@ class _Stream:
         self._beat_at = asyncio.get_running_loop().time()
         await self._write([pb.ServerFrame(welcome=welcome)])
         reading = asyncio.create_task(self._read(rest, requests))
-        checking = asyncio.create_task(self._check(call))
         try:
-            while not self.is_closed:
-                await self._write([frame for message in await self._take() for frame in self._to_pb(message)])
-            await reading
+            async with streams.checked(call):
+                while not self.is_closed:
+                    await self._write([frame for message in await self._take() for frame in self._to_pb(message)])
+                await reading
         finally:
-            for task in (reading, checking, *self._states):
+            for task in (reading, *self._states):
                 task.cancel()
 
     # ---- out
@@ -275,6 +275,8 @@ class _Stream:
         except StepwellError as error:
             self.connection.stop(error)
             return
+        except aio.BaseError as error:  # gRPC has ended the stream, because its server stops
+            log.debug("stream_cut", error=type(error).__name__)
         except Exception:
             log.exception("stream_reader_failed")
             self.connection.stop(Internal("internal error; the server's log has it"))
@@ -335,18 +337,6 @@ class _Stream:
             self.connection.tell(held, RunNews(stale=lost))
         except StepwellError as error:
             self.connection.stop(error)  # it comes back, and asks again
-
-    async def _check(self, call: Call) -> None:
-        """Ask again and again whether the caller may still be here."""
-        while True:
-            await asyncio.sleep(CHECKED_EVERY)
-            try:
-                await call.authorise()
-            except StepwellError as refusal:
-                self.connection.stop(refusal)
-            except Exception:
-                log.exception("policy_failed")
-                self.connection.stop(Internal("internal error; the server's log has it"))
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, list[pb.WorkerFrame]]:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from functools import partial
 
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceServicer
 from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, current, item_of, request_of
+from stepwell_server.api.calls import Context, current, item_of, readable, request_of, waiting
 from stepwell_server.api.watches import WatchStream
 from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.pages import PageRequest
@@ -45,11 +46,12 @@ class WorkflowServicer(WorkflowServiceServicer):
             same.params.CopyFrom(request.params)
         new = new_instance(request.namespace, same)
         wait = convert.duration_from_pb(request.wait)
-        instance = await self._workflows.create(new, item_of(same, request.request_id), wait)
+        with waiting(wait):
+            instance = await self._workflows.create(new, item_of(same, request.request_id), wait)
         return pb.CreateInstanceResponse(instance=convert.instance_to_pb(instance))
 
     async def CreateInstances(self, request: pb.CreateInstancesRequest, context: Context) -> pb.CreateInstancesResponse:
-        items = [(new_instance(request.namespace, one), item_of(one)) for one in request.items]
+        items = [(readable(one, partial(new_instance, request.namespace)), item_of(one)) for one in request.items]
         skip = request.on_existing == pb.ON_EXISTING_SKIP
         outcomes = await self._workflows.create_many(items, skip_existing=skip)
         return pb.CreateInstancesResponse(
@@ -99,7 +101,7 @@ class WorkflowServicer(WorkflowServiceServicer):
         return stored_to_pb(stored)
 
     async def SendEvents(self, request: pb.SendEventsRequest, context: Context) -> pb.SendEventsResponse:
-        items = [(new_event(request.namespace, one), item_of(one)) for one in request.items]
+        items = [(readable(one, partial(new_event, request.namespace)), item_of(one)) for one in request.items]
         outcomes = await self._workflows.send_events(items)
         return pb.SendEventsResponse(
             results=[
@@ -124,15 +126,14 @@ class WorkflowServicer(WorkflowServiceServicer):
     async def WaitInstance(self, request: pb.WaitInstanceRequest, context: Context) -> pb.WaitInstanceResponse:
         given = request.HasField("timeout")
         longest = convert.duration_from_pb(request.timeout) if given else DEFAULT_WAIT
-        instance = await self._workflows.wait(_key(request), longest)
+        with waiting(longest):
+            instance = await self._workflows.wait(_key(request), longest)
         return pb.WaitInstanceResponse(instance=convert.instance_to_pb(instance))
 
-    async def WatchInstances(
+    async def WatchInstances(  # type: ignore[override]  # it writes to the context itself, to see when nobody reads
         self, request_iterator: AsyncIterator[pb.WatchInstancesRequest], context: Context
-    ) -> AsyncIterator[pb.WatchInstancesResponse]:
-        stream = WatchStream(self._workflows, current.get())
-        async for response in stream.serve(request_iterator):
-            yield response
+    ) -> None:
+        await WatchStream(self._workflows, current.get()).serve(request_iterator)
 
 
 def _key(request: object) -> InstanceKey:

@@ -9,6 +9,9 @@ from stepwell_server.domain.errors import PageSizeInvalid
 
 DEFAULT_PAGE_SIZE = 25
 
+PAGE_BYTES = 2 * 1024 * 1024
+"""How much that callers and workers brought goes into one page."""
+
 T = TypeVar("T")
 
 
@@ -32,3 +35,17 @@ class Page(Generic[T]):
 
     items: list[T]
     next_token: str
+
+
+def fitting(found: list[T], limit: int) -> tuple[list[T], bool]:
+    """As many as the page may have and a message can hold, at least one; and whether there are more."""
+    size = 0
+    for count, one in enumerate(found[:limit]):
+        payloads = [getattr(one, name, None) for name in ("params", "output", "result", "payload")]
+        size += sum(payload.size for payload in payloads if payload is not None)
+        size += sum(4 * (len(name) + len(value)) for name, value in getattr(one, "labels", {}).items())
+        failure = getattr(one, "failure", None)
+        size += 0 if failure is None else 4 * (len(failure.message) + len(failure.details))
+        if count and size > PAGE_BYTES:
+            return found[:count], True
+    return found[:limit], len(found) > limit

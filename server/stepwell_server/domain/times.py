@@ -12,6 +12,9 @@ MINUTE: Micros = 60 * SECOND
 HOUR: Micros = 60 * MINUTE
 DAY: Micros = 24 * HOUR
 
+LONGEST_WAIT: Micros = 60 * SECOND
+"""How long a unary call can ask to wait."""
+
 LATEST: Micros = 253_402_300_800 * SECOND - 1  # the last microsecond of the year 9999
 """No instant is later than this: what protobuf's Timestamp and people's calendars can hold."""
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from stepwell_server.domain.dispatchers import ProcessOrder, Wake, WakeFilter
 from stepwell_server.domain.errors import DurationOutOfRange, ProcessDisabled
+from stepwell_server.domain.leases import Held
 from stepwell_server.domain.tasks import Handler
-from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.domain.times import LONGEST_WAIT, SECOND, Micros
 from stepwell_server.engine.spine import Spine
+from stepwell_server.engine.waits import Waits
 from stepwell_server.storage import handlers, sessions, tasks
 from stepwell_server.storage.database import READ, Tx
 from stepwell_server.storage.handlers import HandlerWake
@@ -22,7 +24,7 @@ CONFLATED = 0.02
 MOST_QUESTIONS = 3
 """How often the database is asked for one answer while what it says changes."""
 MOST_UNSERVED = 100
-LONGEST_WAIT: Micros = 60 * SECOND
+SHORTEST_WAIT = 0.001
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,12 @@ class Dispatchers:
         self._order = order
         self._hands_out = hands_out
         self._feeds: dict[WakeFilter, _Feed] = {}
-        self.is_draining = False
+        self._waits = Waits()
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the replica goes away."""
+        return self._waits.is_draining
 
     # ---- wakes
 
@@ -136,7 +143,7 @@ class Dispatchers:
 
     def drain(self) -> None:
         """Tell everybody that the replica goes away."""
-        self.is_draining = True
+        self._waits.drain()
         for feed in self._feeds.values():
             feed.tell()
 
@@ -153,5 +160,14 @@ class Dispatchers:
         dispatcher = self._spine.dispatcher
         handed = await dispatcher.process(order)
         self._order(order)
-        ended = await dispatcher.ended(handed, wait / SECOND)
+        ended = await self._ended(handed, wait / SECOND)
         return Processed(len(handed), ended, await self.next_wake(order.wanted))
+
+    async def _ended(self, handed: Collection[Held], seconds: float) -> int:
+        """How many of these executions end within so many seconds, or before the replica goes away."""
+        dispatcher = self._spine.dispatcher
+        try:
+            async with self._waits.until(self._waits.ends(seconds)):
+                return await dispatcher.ended(handed, seconds)
+        except TimeoutError:
+            return await dispatcher.ended(handed, SHORTEST_WAIT)

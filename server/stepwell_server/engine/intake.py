@@ -47,12 +47,12 @@ class Intake:
 
     spine: Spine
 
-    async def create(self, items: Sequence[tuple[NewInstance, Item]]) -> list[Instance | StepwellError]:
+    async def create(self, items: Sequence[tuple[NewInstance | StepwellError, Item]]) -> list[Instance | StepwellError]:
         """Store new instances, each decided by itself. Where a worker is free, they are handed out at birth."""
         answers = await self.take(items, self.check_instance, self._creation)
         return [one.as_instance() if isinstance(one, Created) else one for one in answers]
 
-    async def send(self, items: Sequence[tuple[NewEvent, Item]]) -> list[Stored | StepwellError]:
+    async def send(self, items: Sequence[tuple[NewEvent | StepwellError, Item]]) -> list[Stored | StepwellError]:
         """Store events, each decided by itself; those to one instance in this order."""
         return await self.take(items, self.check_event, event_call)
 

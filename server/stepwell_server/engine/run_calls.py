@@ -31,6 +31,7 @@ from stepwell_server.domain.workflows import (
 )
 from stepwell_server.engine.groups import Group, HotCall, Later
 from stepwell_server.engine.runs import NewRun, Reads, ref
+from stepwell_server.engine.tasks import Answer
 from stepwell_server.storage.database import LostRace
 from stepwell_server.storage.runs import SentEvent
 from stepwell_server.storage.tasks import TaskKey
@@ -220,6 +221,8 @@ class ReportFrames(HotCall):
     """Of the session, for whoever would hear of it. None: any."""
     tell_all: bool = False
     """Say again what the worker may not have heard of: an earlier stream or reply may have been lost with it."""
+    by_call: bool = False
+    """The worker has no stream: what came since its last report it hears of only now."""
 
     @property
     def entity(self) -> Hashable:
@@ -263,7 +266,7 @@ class ReportFrames(HotCall):
             return self._lost(group)
         run = group.open(task)
         answers: list[FrameAnswer] = []
-        lost = not self.frames and not self._is_mine(run.task)
+        lost = not self.frames and not self.is_mine(run.task)
         for frame in self.frames:
             answer = self._answer(run, frame)
             # What came before counts all the same. What follows, an end perhaps, may rest on what does not count.
@@ -272,7 +275,7 @@ class ReportFrames(HotCall):
                 break
             answers.append(answer)
         news = RunNews(tuple(answers), revision=run.task.revision)
-        if run.ending is None and self._is_mine(run.task):
+        if run.ending is None and self.is_mine(run.task):
             news = run.news(tuple(answers), again=self._tells_all(task))
         if run.ending is not None:
             group.remove(run.task)
@@ -281,7 +284,7 @@ class ReportFrames(HotCall):
         return replace(news, stale=LeaseLost("the task is no longer held", task_id=task.id)) if lost else news
 
     def _tells_all(self, task: Task) -> bool:
-        return self.tell_all or any(
+        return (self.tell_all or (self.by_call and task.wake_again)) or any(
             frame.number <= task.frame_number
             or (isinstance(frame.body, Suspend) and frame.body.has_missed(task.resolved_revision))
             for frame in self.frames
@@ -294,7 +297,7 @@ class ReportFrames(HotCall):
         if run.has_parked:  # by a frame before this one: the run pauses here
             run.task = run.task._replace(frame_number=frame.number)
             return FrameAnswer(frame.number, Verdict.ACCEPTED, Stop.PAUSE, True, revision=run.task.revision)
-        if run.ending is not None or not self._is_mine(run.task):
+        if run.ending is not None or not self.is_mine(run.task):
             return None
         expected = run.task.frame_number + 1
         if frame.number != expected:
@@ -302,7 +305,8 @@ class ReportFrames(HotCall):
             return FrameAnswer(frame.number, Verdict.ACCEPTED, run.task.stop, revision=run.task.revision, refusal=gap)
         return run.apply(frame, self.session_id)
 
-    def _is_mine(self, task: Task) -> bool:
+    def is_mine(self, task: Task) -> bool:
+        """Whether its worker holds the task."""
         if task.owner is None or task.owner.session_id != self.session_id:
             return False
         has_moved = self.connection is not None and self.connection < task.owner.connection
@@ -316,6 +320,43 @@ class ReportFrames(HotCall):
             ended = tuple(FrameAnswer(frame.number, Verdict.REPEATED, released=True) for frame in self.frames)
             return RunNews(ended)
         return RunNews(stale=_why_lost(fate, self.held))
+
+
+@dataclass(frozen=True, slots=True)
+class EndOvertime(HotCall):
+    """End executions that take too long, of a task whose holder has no stream and is told when it reports next: until
+    then its task says that something came. The answer is an `Answer`."""
+
+    report: ReportFrames
+    """One without frames."""
+
+    @property
+    def entity(self) -> Hashable:
+        """The task."""
+        return self.report.entity
+
+    @property
+    def task_ids(self) -> Sequence[int]:
+        """The task."""
+        return self.report.task_ids
+
+    def note_reads(self, reads: Reads, group: Group) -> None:
+        """What is executing, and the waits."""
+        self.report.note_reads(reads, group)
+
+    def decide(self, group: Group) -> Answer:
+        """A job whose execution took too long is lost to its holder; a run is still held, and its step has failed."""
+        task = group.task(self.report.held.task_id)
+        if task is None or not self.report.is_mine(task):
+            return Answer(Verdict.STALE)
+        run = group.open(task)
+        if isinstance(run, Job):
+            news = self.report.decide(group)
+            return Answer(Verdict.ACCEPTED if news.stale is None else Verdict.STALE, task.stop, revision=news.revision)
+        if run.expire():
+            run.task = run.task._replace(wake_again=True)
+            group.put(run.task)
+        return Answer(Verdict.ACCEPTED, task.stop, run.task.wake_again or run.overdue(), run.task.revision)
 
 
 def not_found(instance_id: str) -> InstanceNotFound:

@@ -11,6 +11,7 @@ from typing import Any
 
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.workflows import Instance
+from stepwell_server.engine.waits import Waits
 from stepwell_server.storage import workflows
 from stepwell_server.storage.database import READ, Database, Tx
 
@@ -42,6 +43,11 @@ class Watcher:
         self.known.update({one.id: one.revision for one in taken.values()})
         return changes
 
+    def drain(self) -> None:
+        """Learn that the replica goes away."""
+        self.is_draining = True
+        self.ready.set()
+
 
 class Watches:
     """All watchers of a replica. One question to the database covers everybody's instances that may have changed."""
@@ -53,6 +59,7 @@ class Watches:
         self._any_dirty = asyncio.Event()
         self._number = 0
         self._recent: OrderedDict[int | None, int] = OrderedDict()
+        self.waits = Waits()
 
     def mark(self) -> int:
         """To be taken before an instance is read that shall be followed: what changes from now on is not missed."""
@@ -62,15 +69,17 @@ class Watches:
         """Tell the watcher of this instance from now on, at once if it is newer than what it knows."""
         self._watchers.setdefault(instance.id, set()).add(watcher)
         watcher.known[instance.id] = known_revision
+        if self.waits.is_draining:
+            watcher.drain()
         self._offer(watcher, instance)
         if max(self._recent.get(instance.id, -1), self._recent.get(None, -1), self._number - REMEMBERED) > mark:
             self._ask([instance.id])
 
     def drain(self) -> None:
-        """Tell everybody that the replica goes away."""
+        """Tell everybody that the replica goes away, also those who come now."""
+        self.waits.drain()
         for watcher in {one for watchers in self._watchers.values() for one in watchers}:
-            watcher.is_draining = True
-            watcher.ready.set()
+            watcher.drain()
 
     def drop(self, watcher: Watcher, instance_ids: Iterable[int]) -> None:
         """Tell the watcher of these no longer."""

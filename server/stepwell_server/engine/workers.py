@@ -29,17 +29,18 @@ from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.names import is_name
 from stepwell_server.domain.pages import Page, PageRequest
-from stepwell_server.domain.tasks import Handler, Registration, Task, TaskKind
+from stepwell_server.domain.tasks import Handler, Registration, Task, TaskKind, Verdict
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.engine.claims import Claimed, Handed, Seat
 from stepwell_server.engine.connections import Connection
 from stepwell_server.engine.dispatch import LONGEST_PAUSE, SHORTEST_PAUSE, Delivery, Place
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.requests import Request
-from stepwell_server.engine.run_calls import ReportFrames
+from stepwell_server.engine.run_calls import EndOvertime, ReportFrames
 from stepwell_server.engine.runs import changed_statuses, ref
 from stepwell_server.engine.spine import Spine
 from stepwell_server.engine.tasks import Answer, Claim, Renew
+from stepwell_server.engine.waits import Waits
 from stepwell_server.storage import handlers, hooks, namespaces, requests, sessions, workflows
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage import tasks as store
@@ -51,7 +52,8 @@ from stepwell_server.storage.tasks import STICKY
 
 PROTOCOL = (1, 1)
 """Lowest and highest version of the worker protocol that is spoken."""
-LONGEST_WAIT: Micros = 30 * SECOND
+LONGEST_CLAIM: Micros = 30 * SECOND
+"""How long a claim can wait for work."""
 MOST_CLAIMED = 100
 MOST_HANDLERS = 1000
 LABEL_LENGTH = 128
@@ -115,6 +117,7 @@ class Workers:
         self._replica_id = replica_id
         self._connections: dict[str, Connection] = {}
         self._leaving: set[asyncio.Task[None]] = set()
+        self._waits = Waits()
 
     # ---- streams
 
@@ -146,6 +149,8 @@ class Workers:
         place.deliver, place.tell = connection.deliver, connection.tell
         self._connections[owner.session_id] = connection
         self._spine.dispatcher.enter(place)
+        if self._waits.is_draining:  # it came while the replica goes away
+            connection.drain()
         return connection
 
     async def disconnect(self, connection: Connection, *, goodbye: bool) -> None:
@@ -171,7 +176,8 @@ class Workers:
             await asyncio.wait(self._leaving, timeout=longest)
 
     def drain(self) -> None:
-        """Tell every worker that the replica goes away."""
+        """Tell every worker that the replica goes away. Claims that wait for work come back without."""
+        self._waits.drain()
         self._spine.dispatcher.close()
         for connection in self._connections.values():
             connection.drain()
@@ -245,37 +251,44 @@ class Workers:
 
     async def _claim_within(self, seat: Seat, wait: Micros) -> Claimed:
         loop, bus = asyncio.get_running_loop(), self._spine.bus
-        ends, pause = loop.time() + wait / SECOND, SHORTEST_PAUSE
+        ends, pause, was_draining = self._waits.ends(wait / SECOND), SHORTEST_PAUSE, self._waits.is_draining
         patience = 0 if bus.time.virtual else STICKY
         while True:
             number = bus.number
             claimed: Claimed = await self._spine.committer.submit(Claim([seat], patience))
-            if claimed.handed or loop.time() >= ends:
+            if claimed.handed or loop.time() >= ends or self._waits.is_draining is not was_draining:
                 return claimed
             with suppress(TimeoutError):
                 if bus.due_handlers(seat.handlers.__contains__):  # others take it, or hold it back
-                    async with asyncio.timeout_at(min(ends, loop.time() + pause)):
+                    async with self._waits.until(min(ends, loop.time() + pause)):
                         await bus.changed_since(number)
                     pause = min(pause * 2, LONGEST_PAUSE)
                 else:
-                    async with asyncio.timeout_at(ends):
+                    async with self._waits.until(ends):
                         await bus.wait_until_due(seat.handlers.__contains__)
 
     async def renew(self, session_id: str, held: Sequence[Held]) -> list[Answer]:
-        """Extend leases of a session without a stream."""
+        """Extend leases of a session without a stream. That is also its chance to learn what is over by itself."""
         check_session_id(session_id)
         session = await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
         owner = Owner(session_id, 0 if session is None else session.connection)
         times = self._spine.committer.rules.times
         submit = self._spine.committer.submit
-        return list(await asyncio.gather(*(submit(Renew(held=one, owner=owner, times=times)) for one in held)))
+
+        async def kept(one: Held) -> Answer:
+            renewal = submit(Renew(held=one, owner=owner, times=times))
+            renewed, after = await asyncio.gather(renewal, submit(EndOvertime(ReportFrames(one, session_id))))
+            answer: Answer = renewed if renewed.verdict is Verdict.STALE else after
+            return answer
+
+        return list(await asyncio.gather(*map(kept, held)))
 
     async def commit(self, session_id: str, held: Held, frames: tuple[Frame, ...]) -> RunNews:
         """Apply frames about one task."""
         check_session_id(session_id)
         await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
         news: RunNews = await self._spine.committer.submit(
-            ReportFrames(held, session_id, frames, sum(frame.size for frame in frames))
+            ReportFrames(held, session_id, frames, sum(frame.size for frame in frames), by_call=True)
         )
         if news.stale is not None and not news.answers:
             raise news.stale

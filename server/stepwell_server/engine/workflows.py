@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from stepwell_server.domain.engine_events import EngineEvent, EngineEventName, created, ended, enqueued
 from stepwell_server.domain.errors import (
@@ -16,9 +15,9 @@ from stepwell_server.domain.errors import (
     StepwellError,
 )
 from stepwell_server.domain.executions import load_open
-from stepwell_server.domain.pages import Page, PageRequest
+from stepwell_server.domain.pages import Page, PageRequest, fitting
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
-from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.domain.times import LONGEST_WAIT, SECOND, Micros
 from stepwell_server.domain.workflows import (
     PRIORITY,
     Event,
@@ -51,12 +50,7 @@ from stepwell_server.storage.runs import RunRef
 from stepwell_server.storage.tasks import Stamp
 from stepwell_server.storage.workflows import End
 
-LONGEST_WAIT: Micros = 60 * SECOND
 DEFAULT_WAIT: Micros = 30 * SECOND
-PAGE_BYTES = 2 * 1024 * 1024
-"""How much payload goes into one page."""
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +85,10 @@ class Workflows:
         return await self._wait(instance, wait, mark) if wait else instance
 
     async def create_many(
-        self, items: Sequence[tuple[NewInstance, Item]], *, skip_existing: bool
+        self, items: Sequence[tuple[NewInstance | StepwellError, Item]], *, skip_existing: bool
     ) -> list[Instance | StepwellError | None]:
-        """Store many, each decided by itself, in order. None: it was there, and that is to be skipped."""
+        """Store many, each decided by itself, in order; what could not be read is refused in its place. None: it was
+        there, and that is to be skipped."""
         skipped = InstanceIdAlreadyExists if skip_existing else ()
         return [None if isinstance(one, skipped) else one for one in await self.intake.create(items)]
 
@@ -165,7 +160,7 @@ class Workflows:
             raise stored
         return stored
 
-    async def send_events(self, items: Sequence[tuple[NewEvent, Item]]) -> list[Stored | StepwellError]:
+    async def send_events(self, items: Sequence[tuple[NewEvent | StepwellError, Item]]) -> list[Stored | StepwellError]:
         """Store many, each decided by itself; those to one instance in this order."""
         return await self.intake.send(items)
 
@@ -210,7 +205,7 @@ class Workflows:
         scope = ["ListInstances", *wanted.scope()]
         after = self.tokens.decode(scope, page.token) if page.token else None
         found = await self.spine.db.run_tx(lambda tx: listings.instances(tx, wanted, limit + 1, after), READ)
-        items, more = _fitting(found, limit)
+        items, more = fitting(found, limit)
         return Page(items, self.tokens.encode(scope, [items[-1].created_at, items[-1].id]) if more else "")
 
     async def history(
@@ -228,7 +223,7 @@ class Workflows:
         found, executing = await self.spine.db.run_tx(
             lambda tx: (listings.history(tx, ref, limit + 1, after, descending=descending), _executing(tx, ref)), READ
         )
-        items, more = _fitting(found, limit)
+        items, more = fitting(found, limit)
         again, fresh = executing
         items = [again.get(one.name, one) if isinstance(one, Step) else one for one in items]
         if descending and not page.token:
@@ -240,7 +235,7 @@ class Workflows:
     # ---- wait
 
     async def wait(self, key: InstanceKey, longest: Micros) -> Instance:
-        """The instance when it has ended, or as it is when the time has passed."""
+        """The instance when it has ended, or as it is when the time has passed or the replica goes away."""
         if longest > LONGEST_WAIT:
             raise DurationOutOfRange("timeout must be at most 60 seconds", field="timeout")
         mark = self.watches.mark()
@@ -250,7 +245,7 @@ class Workflows:
         watcher = Watcher()
         self.watches.follow(watcher, instance, 0, mark)
         try:
-            async with asyncio.timeout(longest / SECOND):
+            async with self.watches.waits.until(self.watches.waits.ends(longest / SECOND)):
                 while not instance.status.ended:
                     changes = await watcher.take()
                     instance = changes[-1][0] if changes else instance
@@ -308,20 +303,6 @@ class Workflows:
         instance, at = await self.spine.db.run_tx(whole)
         self.spine.announce(news(at))
         return instance
-
-
-def _fitting(found: list[T], limit: int) -> tuple[list[T], bool]:
-    """As many as the page may have and a message can hold, at least one; and whether there are more."""
-    size = 0
-    for count, one in enumerate(found[:limit]):
-        payloads = [getattr(one, name, None) for name in ("params", "output", "result", "payload")]
-        size += sum(payload.size for payload in payloads if payload is not None)
-        size += sum(4 * (len(name) + len(value)) for name, value in getattr(one, "labels", {}).items())
-        failure = getattr(one, "failure", None)
-        size += 0 if failure is None else 4 * (len(failure.message) + len(failure.details))
-        if count and size > PAGE_BYTES:
-            return found[:count], True
-    return found[:limit], len(found) > limit
 
 
 def _executing(tx: Tx, run: RunRef) -> tuple[dict[str, Step], list[Step]]:
