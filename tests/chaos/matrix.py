@@ -19,10 +19,10 @@ TEN_MINUTES_BEHIND = TEN_MINUTES_AHEAD | {"FAKETIME": "-10m"}
 CRASHES = tuple(
     CrashPoint("F10", f"{when}-commit/{label}", hit)
     for when in ("before", "after")
-    for label in ("group", "sweep", "call", "slow-lane", "read", "read-state", "refresh-wakes")
-    for hit in (1, 7)
+    for label in ("group", "sweep", "call", "read", "read-state", "refresh-wakes")
+    for hit in (1, 3)
 )
-"""Transactions that this workload has. It sends no webhooks, makes no batches and does not last until the pruning."""
+"""Transactions that this workload has. It sends no webhooks, waits for no locks and does not last until the pruning."""
 
 PROCESSES = (
     Scenario(
@@ -35,9 +35,9 @@ PROCESSES = (
     Scenario(
         "crash-points",
         "a server ends at each place around a commit",
-        workload=Workload(instances=600, seconds=120.0),
+        workload=Workload(instances=700, seconds=180.0, lifecycle=0.3),
         schedule=(Cycle(CRASHES, every=-0.1, times=len(CRASHES)),),
-        overlaps={"crash_points": 20},
+        overlaps={"crash_points": 12},
     ),
     Scenario(
         "slow-commits",
@@ -50,9 +50,9 @@ PROCESSES = (
         "crash-points-sqlite",
         "the only server ends at each place around a commit",
         SQLITE,
-        workload=Workload(instances=600, seconds=120.0),
+        workload=Workload(instances=700, seconds=180.0, lifecycle=0.3),
         schedule=(Cycle(CRASHES, every=-0.1, times=len(CRASHES)),),
-        overlaps={"crash_points": 20},
+        overlaps={"crash_points": 12},
     ),
     Scenario(
         "blocked-loop",
