@@ -77,7 +77,7 @@ const (
 	ErrorReason_ERROR_REASON_SHUTTING_DOWN ErrorReason = 31
 	// RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back.
 	ErrorReason_ERROR_REASON_SERVER_BUSY ErrorReason = 32
-	// RESOURCE_EXHAUSTED: this principal has too many open streams. Metadata: "limit".
+	// RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit".
 	ErrorReason_ERROR_REASON_STREAM_LIMIT ErrorReason = 33
 	// DEADLINE_EXCEEDED: the call brought no deadline of its own and ran into the server's. Metadata: "limit" in seconds.
 	ErrorReason_ERROR_REASON_SERVER_DEADLINE ErrorReason = 34

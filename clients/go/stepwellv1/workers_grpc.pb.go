@@ -62,7 +62,8 @@ type WorkerServiceClient interface {
 	// Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
 	// request_id.
 	ClaimTasks(ctx context.Context, in *ClaimTasksRequest, opts ...grpc.CallOption) (*ClaimTasksResponse, error)
-	// RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
+	// RenewTasks extends leases of a session without a stream to their full length, each task answered by itself. An execution
+	// that takes too long fails here: of a run, the next commit tells (wake_again); a hook is lost to its holder.
 	// Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
 	RenewTasks(ctx context.Context, in *RenewTasksRequest, opts ...grpc.CallOption) (*RenewTasksResponse, error)
 	// CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would
@@ -177,7 +178,8 @@ type WorkerServiceServer interface {
 	// Errors: SESSION_NOT_REGISTERED, SESSION_HAS_STREAM, INVALID_SESSION_ID, NAMESPACE_NOT_FOUND. Idempotent with
 	// request_id.
 	ClaimTasks(context.Context, *ClaimTasksRequest) (*ClaimTasksResponse, error)
-	// RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
+	// RenewTasks extends leases of a session without a stream to their full length, each task answered by itself. An execution
+	// that takes too long fails here: of a run, the next commit tells (wake_again); a hook is lost to its holder.
 	// Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
 	RenewTasks(context.Context, *RenewTasksRequest) (*RenewTasksResponse, error)
 	// CommitTask applies numbered frames about one task, in one transaction, and answers with the frames that a stream would

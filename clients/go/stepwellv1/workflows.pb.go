@@ -2749,7 +2749,7 @@ type WatchRefusal struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The instance that was asked for.
 	Target *WatchTarget `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	// Why: INSTANCE_NOT_FOUND or PERMISSION_DENIED.
+	// Why: INSTANCE_NOT_FOUND, PERMISSION_DENIED, or STREAM_LIMIT if this stream follows 10,000 instances already.
 	Error         *ItemError `protobuf:"bytes,2,opt,name=error,proto3" json:"error,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -79,7 +79,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SERVER_BUSY: _ErrorReason.ValueType  # 32
     """RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back."""
     ERROR_REASON_STREAM_LIMIT: _ErrorReason.ValueType  # 33
-    """RESOURCE_EXHAUSTED: this principal has too many open streams. Metadata: "limit"."""
+    """RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit"."""
     ERROR_REASON_SERVER_DEADLINE: _ErrorReason.ValueType  # 34
     """DEADLINE_EXCEEDED: the call brought no deadline of its own and ran into the server's. Metadata: "limit" in seconds."""
     ERROR_REASON_CONFLICT: _ErrorReason.ValueType  # 35
@@ -230,7 +230,7 @@ ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 31
 ERROR_REASON_SERVER_BUSY: ErrorReason.ValueType  # 32
 """RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back."""
 ERROR_REASON_STREAM_LIMIT: ErrorReason.ValueType  # 33
-"""RESOURCE_EXHAUSTED: this principal has too many open streams. Metadata: "limit"."""
+"""RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit"."""
 ERROR_REASON_SERVER_DEADLINE: ErrorReason.ValueType  # 34
 """DEADLINE_EXCEEDED: the call brought no deadline of its own and ran into the server's. Metadata: "limit" in seconds."""
 ERROR_REASON_CONFLICT: ErrorReason.ValueType  # 35

@@ -130,7 +130,8 @@ class WorkerServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RenewTasks(self, request, context):
-        """RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
+        """RenewTasks extends leases of a session without a stream to their full length, each task answered by itself. An execution
+        that takes too long fails here: of a run, the next commit tells (wake_again); a hook is lost to its holder.
         Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

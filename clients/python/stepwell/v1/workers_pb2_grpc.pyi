@@ -65,7 +65,8 @@ class WorkerServiceStub:
     request_id.
     """
     RenewTasks: _grpc.UnaryUnaryMultiCallable[_workers_pb2.RenewTasksRequest, _workers_pb2.RenewTasksResponse]
-    """RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
+    """RenewTasks extends leases of a session without a stream to their full length, each task answered by itself. An execution
+    that takes too long fails here: of a run, the next commit tells (wake_again); a hook is lost to its holder.
     Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
     """
     CommitTask: _grpc.UnaryUnaryMultiCallable[_workers_pb2.CommitTaskRequest, _workers_pb2.CommitTaskResponse]
@@ -114,7 +115,8 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     request_id.
     """
     RenewTasks: _aio.UnaryUnaryMultiCallable[_workers_pb2.RenewTasksRequest, _workers_pb2.RenewTasksResponse]  # type: ignore[assignment]
-    """RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
+    """RenewTasks extends leases of a session without a stream to their full length, each task answered by itself. An execution
+    that takes too long fails here: of a run, the next commit tells (wake_again); a hook is lost to its holder.
     Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
     """
     CommitTask: _aio.UnaryUnaryMultiCallable[_workers_pb2.CommitTaskRequest, _workers_pb2.CommitTaskResponse]  # type: ignore[assignment]
@@ -184,7 +186,8 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _workers_pb2.RenewTasksRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_workers_pb2.RenewTasksResponse, _abc.Awaitable[_workers_pb2.RenewTasksResponse]]:
-        """RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
+        """RenewTasks extends leases of a session without a stream to their full length, each task answered by itself. An execution
+        that takes too long fails here: of a run, the next commit tells (wake_again); a hook is lost to its holder.
         Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
         """
 

@@ -1435,7 +1435,7 @@ class WatchRefusal(_message.Message):
 
     @_builtins.property
     def error(self) -> _errors_pb2.ItemError:
-        """Why: INSTANCE_NOT_FOUND or PERMISSION_DENIED."""
+        """Why: INSTANCE_NOT_FOUND, PERMISSION_DENIED, or STREAM_LIMIT if this stream follows 10,000 instances already."""
 
     def __init__(
         self,

@@ -71,7 +71,7 @@ export enum ErrorReason {
   ERROR_REASON_SHUTTING_DOWN = 31,
   /** ERROR_REASON_SERVER_BUSY - RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back. */
   ERROR_REASON_SERVER_BUSY = 32,
-  /** ERROR_REASON_STREAM_LIMIT - RESOURCE_EXHAUSTED: this principal has too many open streams. Metadata: "limit". */
+  /** ERROR_REASON_STREAM_LIMIT - RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit". */
   ERROR_REASON_STREAM_LIMIT = 33,
   /** ERROR_REASON_SERVER_DEADLINE - DEADLINE_EXCEEDED: the call brought no deadline of its own and ran into the server's. Metadata: "limit" in seconds. */
   ERROR_REASON_SERVER_DEADLINE = 34,

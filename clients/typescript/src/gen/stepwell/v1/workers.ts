@@ -7010,7 +7010,8 @@ export const WorkerServiceService = {
     responseDeserialize: (value: Buffer): ClaimTasksResponse => ClaimTasksResponse.decode(value),
   },
   /**
-   * RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
+   * RenewTasks extends leases of a session without a stream to their full length, each task answered by itself. An execution
+   * that takes too long fails here: of a run, the next commit tells (wake_again); a hook is lost to its holder.
    * Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
    */
   renewTasks: {
@@ -7069,7 +7070,8 @@ export interface WorkerServiceServer extends UntypedServiceImplementation {
    */
   claimTasks: handleUnaryCall<ClaimTasksRequest, ClaimTasksResponse>;
   /**
-   * RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
+   * RenewTasks extends leases of a session without a stream to their full length, each task answered by itself. An execution
+   * that takes too long fails here: of a run, the next commit tells (wake_again); a hook is lost to its holder.
    * Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
    */
   renewTasks: handleUnaryCall<RenewTasksRequest, RenewTasksResponse>;
@@ -7134,7 +7136,8 @@ export interface WorkerServiceClient extends Client {
     callback: (error: ServiceError | null, response: ClaimTasksResponse) => void,
   ): ClientUnaryCall;
   /**
-   * RenewTasks extends leases of a session without a stream to their full length, each task answered by itself.
+   * RenewTasks extends leases of a session without a stream to their full length, each task answered by itself. An execution
+   * that takes too long fails here: of a run, the next commit tells (wake_again); a hook is lost to its holder.
    * Errors of the whole call: INVALID_SESSION_ID, BATCH_TOO_LARGE. Idempotent.
    */
   renewTasks(

@@ -799,7 +799,7 @@ export interface WatchRefusal {
   target?:
     | WatchTarget
     | undefined;
-  /** Why: INSTANCE_NOT_FOUND or PERMISSION_DENIED. */
+  /** Why: INSTANCE_NOT_FOUND, PERMISSION_DENIED, or STREAM_LIMIT if this stream follows 10,000 instances already. */
   error?: ItemError | undefined;
 }
 
