@@ -50,10 +50,7 @@ class Sql(Kind):
 
 @dataclass(frozen=True, slots=True)
 class LostListener(Kind):
-    """The sessions over which servers hear and send hints are ended, and nothing else is.
-
-    All other sessions of servers have a name. The last thing that this one said is that it listens, or a hint.
-    """
+    """The sessions over which servers hear and send hints are ended, and nothing else is."""
 
     leases: float = 0.3
 
@@ -61,8 +58,7 @@ class LostListener(Kind):
         assert isinstance(site.database, Postgres)
         async with self.noted(site, "listeners"):
             ended = await site.database.rows(
-                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = '' "
-                "AND (query LIKE 'LISTEN %' OR query LIKE 'SELECT pg_notify(%') AND pid <> pg_backend_pid()"
+                "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = 'stepwell hints'"
             )
             site.count("listeners_dropped", len(ended))
             await asyncio.sleep(self.leases * site.lease)

@@ -8,7 +8,9 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+import asyncpg
 import pytest
+from sqlalchemy import make_url
 
 from stepwell_server.domain.errors import DatabaseSlow
 from stepwell_server.domain.tasks import Handler, TaskKind
@@ -226,8 +228,6 @@ async def test_leases_lapse_though_the_next_wakes_take_too_long_to_read(
 
 
 async def test_replicas_hear_of_each_others_commits(replicas: tuple[Spine, Spine], postgres_url: str) -> None:
-    from sqlalchemy import make_url
-
     here, there = (Replica(spine, PostgresqlHints(make_url(postgres_url))) for spine in replicas)
     async with here.at_work(), there.at_work():
         while not (here.hints.working and there.hints.working):
@@ -238,8 +238,6 @@ async def test_replicas_hear_of_each_others_commits(replicas: tuple[Spine, Spine
 
 
 async def test_lost_hints_are_noticed_and_come_back(replicas: tuple[Spine, Spine], postgres_url: str, postgres) -> None:
-    from sqlalchemy import make_url
-
     spine, other = replicas
     replica = Replica(spine, PostgresqlHints(make_url(postgres_url)))
     async with replica.at_work():
@@ -259,8 +257,6 @@ async def test_lost_hints_are_noticed_and_come_back(replicas: tuple[Spine, Spine
 
 
 async def test_a_ping_that_does_not_come_back_shows(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from sqlalchemy import make_url
-
     from stepwell_server.storage import hints as module
 
     hints = PostgresqlHints(make_url(postgres_url))
@@ -277,12 +273,24 @@ async def test_a_ping_that_does_not_come_back_shows(postgres_url: str, monkeypat
         await listening
 
 
+@pytest.mark.parametrize(
+    "error", [OSError(), asyncpg.InterfaceError("x"), asyncpg.InternalClientError()], ids=lambda one: type(one).__name__
+)
+async def test_a_hint_that_meets_a_connection_as_it_is_cut_off_is_dropped(postgres_url: str, error: Exception) -> None:
+    class Cut:
+        async def execute(self, *_: Any, **__: Any) -> None:
+            raise error
+
+    hints = PostgresqlHints(make_url(postgres_url))
+    hints._connection = Cut()  # type: ignore[assignment]
+
+    await hints.send(Hint())
+
+
 async def test_a_connection_over_which_no_ping_comes_is_replaced(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a firewall has forgotten looks open for ever, from this side."""
-    from sqlalchemy import make_url
-
     from stepwell_server.storage import hints as module
 
     monkeypatch.setattr(module, "DEAF_LIMIT", 0.01)

@@ -28,6 +28,8 @@ DEAF_LIMIT = 10.0
 RECONNECT = 0.5
 
 _SESSION = {"application_name": "stepwell hints"}
+_LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
+"""What a connection raises that was cut off, before, while or after it was used."""
 
 OnHint: TypeAlias = Callable[["Hint"], None]
 
@@ -117,7 +119,7 @@ class PostgresqlHints:
         while True:
             try:
                 await self._listen_once(on_hint)
-            except (OSError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+            except _LOST as error:
                 log.warning("hints_lost", error=type(error).__name__)
             finally:
                 self._listening = False
@@ -135,7 +137,7 @@ class PostgresqlHints:
             spoken = json.dumps([self._ping])
         try:
             await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, spoken, timeout=PING_LIMIT)
-        except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        except _LOST as error:
             log.debug("hint_dropped", error=type(error).__name__)
 
     def expect_ping(self) -> None:
@@ -203,5 +205,5 @@ def _order_from(row: list[Any]) -> ProcessOrder:
 async def _close(connection: Any) -> None:
     try:
         await connection.close(timeout=1)
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+    except _LOST:
         connection.terminate()
