@@ -20,6 +20,7 @@ from stepwell_server.domain.errors import (
     ProtocolUnsupported,
     SessionHasStream,
     SessionNotRegistered,
+    ShuttingDown,
     StepwellError,
     Superseded,
 )
@@ -124,6 +125,8 @@ class Workers:
     async def connect(self, hello: Hello) -> tuple[Connection, list[Held]]:
         """Take a worker's stream in, and say what it still holds: that moves to this stream, all else goes back."""
         hello.check()
+        if self._waits.is_draining:  # it holds what it holds: another replica, or this one's successor, takes it in
+            raise ShuttingDown("the server is going away; connect again", retry_after=1.0)
         session = self._session_of(hello, self._replica_id)
         connection_number, kept, returned, at = await self._spine.db.run_tx(lambda tx: self._meet(tx, session, hello))
         committed = committed_by([*kept, *returned], [], at)
@@ -149,7 +152,7 @@ class Workers:
         place.deliver, place.tell = connection.deliver, connection.tell
         self._connections[owner.session_id] = connection
         self._spine.dispatcher.enter(place)
-        if self._waits.is_draining:  # it came while the replica goes away
+        if self._waits.is_draining:  # since it was asked in
             connection.drain()
         return connection
 
