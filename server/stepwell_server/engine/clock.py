@@ -24,6 +24,8 @@ LONGEST_ADVANCE = 20.0
 """Seconds of real time after which an advance answers, wherever it is."""
 HUNG = 0.5
 """Seconds of real time without any change after which what is running is taken to wait for the clock itself."""
+HUNG_LOOKS = 25
+"""How often it must have been looked for a change, so that on a busy machine it takes longer."""
 LOOK = 0.002
 
 
@@ -98,7 +100,7 @@ class Clock:
         its timeout. Then the clock goes on.
         """
         loop = asyncio.get_running_loop()
-        before, quiet_since = None, loop.time()
+        before, quiet_since, looks = None, loop.time(), 0
         while True:
             served = self.spine.dispatcher.served()
             view = await self.spine.db.run_tx(partial(_look, served=served), READ)
@@ -108,9 +110,11 @@ class Clock:
             if not view.held and not self._claimable(view):
                 return view
             if before is None or view.revision != before.revision:
-                before, quiet_since = view, loop.time()
-            elif loop.time() - quiet_since > HUNG and view.next_timer is not None and not self._claimable(view):
+                before, quiet_since, looks = view, loop.time(), 0
+            hung = loop.time() - quiet_since > HUNG and looks > HUNG_LOOKS
+            if hung and view.next_timer is not None and not self._claimable(view):
                 return view
+            looks += 1
             if loop.time() > ends:
                 return None
             await asyncio.sleep(LOOK)
