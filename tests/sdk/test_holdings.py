@@ -40,7 +40,7 @@ class Worker:
     def welcome(self, *held: tuple[int, int], database_id: str = "db", **fields: Any) -> list[str]:
         tasks = [pb.HeldTask(task_id=task_id, fence=fence) for task_id, fence in held]
         welcome = pb.Welcome(database_id=database_id, lease=LEASE, heartbeat_interval=INTERVAL, held=tasks, **fields)
-        self.holdings.welcomed(welcome)
+        self.is_at_one = self.holdings.welcomed(welcome)
         return self.sent()
 
     async def receive(self, task_id: int = 1, fence: int = 1, number: int = 0, **body: Any) -> list[str]:
@@ -204,13 +204,31 @@ async def test_a_task_that_the_server_gave_away_is_dropped(worker: Worker) -> No
     assert worker.held() == []
 
 
+async def test_what_was_given_up_between_a_hello_and_its_welcome_needs_another_hello(worker: Worker) -> None:
+    """Else nobody would execute it until its lease is over, and the server would hand out as many again."""
+    worker.welcome()
+    await worker.task("stuck")
+    worker.holdings.disconnected()
+    said = worker.held()
+    worker.clock.advance(LEASE.seconds)
+    worker.holdings.expire()
+
+    assert worker.welcome(*said) == []
+    assert not worker.is_at_one
+
+    assert worker.welcome() == ["credit:2"]
+    assert worker.is_at_one
+
+
 async def test_another_database_is_another_world(worker: Worker) -> None:
     worker.welcome()
     await suspended(worker)
     await worker.task("stuck", task_id=2)
     worker.holdings.disconnected()
 
-    assert worker.welcome((2, 1), database_id="restored") == ["credit:2"]
+    assert worker.welcome((2, 1), database_id="restored") == []
+    assert not worker.is_at_one
+    assert worker.welcome(database_id="restored") == ["credit:2"]
     assert await worker.task(fence=2, cached=True, known_revision=5) == ["task_ack", "need_state"]
 
 

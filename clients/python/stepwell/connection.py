@@ -125,13 +125,13 @@ class Connection:
         return None if self._is_leaving else CallFailed(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")
 
     def _receive(self, message: pb.ConnectResponse) -> bool:
-        """Take in a message. False: the server goes away, and another stream is wanted."""
+        """Take in a message. False: another stream is wanted: the server goes away, or must hear another Hello."""
         goes_on = True
         for frame in message.frames:
             if frame.HasField("welcome"):
                 if self.is_welcome.is_set():
                     _LOG.info("stream_restored")
-                self._holdings.welcomed(frame.welcome)
+                goes_on = self._holdings.welcomed(frame.welcome)
                 self._tries = self._ticks = 0
                 self._next_tick()  # at the interval that this server wants
                 self.is_welcome.set()

@@ -106,8 +106,12 @@ class Holdings:
         """Every lease that the worker believes to hold."""
         return [pb.HeldTask(task_id=held.task_id, fence=held.fence) for held in self._held.values()]
 
-    def welcomed(self, welcome: pb.Welcome) -> None:
-        """A stream is open: drop what is lost, send again what was not acknowledged, grant credit."""
+    def welcomed(self, welcome: pb.Welcome) -> bool:
+        """A stream is open: drop what is lost, send again what was not acknowledged, grant credit.
+
+        False: the server believes that the worker holds what it has given up since its Hello. Another one must say so,
+        or that would be nobody's until its lease is over.
+        """
         terms = terms_of(welcome)
         if self.terms.database_id not in ("", terms.database_id):
             self._drop_everything()
@@ -121,9 +125,12 @@ class Holdings:
                 self._send_again(held)
             else:
                 self._drop(held)
+        if len(self._held) < len(kept):
+            return False
         self._owed = max(0, min(self._capacity.max_tasks, terms.max_credit) - len(self._held))
         self._idle_since = self.clock.now()
         self.wake()
+        return True
 
     def disconnected(self) -> None:
         """The stream is gone: frames are sent again when there is another."""
