@@ -34,9 +34,10 @@ def _comes_to_rest(view: View) -> Iterator[Violation]:
 
 
 def _answers_again(view: View) -> Iterator[Violation]:
-    """L2: in the end every call is answered, of every client and by every server."""
+    """L2: in the end every call is answered, if need be when it is repeated, of every client and by every server."""
     for who, calls in tails(view).items():
-        unanswered = [call for call in calls if not call.is_ok and not call.is_refused]
+        answered = {call.request_id for call in calls if call.is_ok or call.is_refused}
+        unanswered = [call for call in calls if call.request_id not in answered]
         if unanswered:
             last = unanswered[-1]
             code = last.reply.code if last.reply is not None else "never answered"
