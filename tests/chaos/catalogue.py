@@ -88,7 +88,7 @@ CATALOGUE = (
         "the database's default is SERIALIZABLE, and one transaction in twenty is refused for a conflict, under kills",
         Topology(serializable=True, store={"conflict": 0.05}),
         schedule=(Cycle((Nothing("F27", 1.0),), every=-0.1), Cycle(KILLS, every=2.0, times=10)),
-        overlaps={"conflict": 100},
+        overlaps={"conflict": 50},
     ),
     Scenario(
         "clock-steps",
