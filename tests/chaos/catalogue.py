@@ -107,8 +107,8 @@ CATALOGUE = (
         "event-deadline",
         "events that are stored within milliseconds of the deadline, with commits that take their time",
         Topology(servers=2, workers=2, store={"commit_ms": 20.0}),
-        Workload(instances=1200, seconds=110.0, kind="race", twice=0.0, aim_ms=6.0, shots=8),
-        schedule=(Cycle((Nothing("F80", 36.0),), every=-0.1),),
+        Workload(instances=1500, seconds=135.0, kind="race", twice=0.0, aim_ms=6.0, shots=8),
+        schedule=(Cycle((Nothing("F80", 45.0),), every=-0.1),),
         overlaps={"near-deadline": 2000},
     ),
     Scenario(
