@@ -160,8 +160,11 @@ def _decoded(handler: Handler, raw: bytes) -> Message:
 
 async def _parsed_stream(handler: Handler, raw: AsyncIterator[bytes]) -> AsyncIterator[Message]:
     """Messages of a stream. Their servicer checks them part by part: one bad frame is refused, and the rest counts."""
-    async for item in raw:
-        yield _decoded(handler, item)
+    try:
+        async for item in raw:
+            yield _decoded(handler, item)
+    except aio.BaseError as error:  # gRPC has ended the stream, because its server stops
+        log.debug("stream_cut", error=type(error).__name__)
 
 
 def _namespace(message: Message) -> str:

@@ -7,7 +7,6 @@ from collections.abc import AsyncIterator, Iterable, Iterator
 from dataclasses import dataclass, field
 
 import structlog
-from grpc import aio
 
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer
@@ -275,8 +274,6 @@ class _Stream:
         except StepwellError as error:
             self.connection.stop(error)
             return
-        except aio.BaseError as error:  # gRPC has ended the stream, because its server stops
-            log.debug("stream_cut", error=type(error).__name__)
         except Exception:
             log.exception("stream_reader_failed")
             self.connection.stop(Internal("internal error; the server's log has it"))
