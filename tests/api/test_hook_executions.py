@@ -208,8 +208,8 @@ async def test_delays_grow_as_the_stored_policy_says_and_the_key_stays(
         if expected[-1] is None:
             assert (status_of(hook), at(hook.ended_at)) == ("FAILED", now)
         else:
-            await frozen.manage("Cancel", hook_id)
             await frozen_worker.take()
+            await frozen.manage("Cancel", hook_id)
     assert await frozen.ids("FAILED") == [f"h{n}" for n in (7, 6, 5, 4, 3, 1, 0)]
 
 

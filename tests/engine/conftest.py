@@ -30,12 +30,25 @@ async def engine(database_url: str) -> AsyncIterator[Engine]:
 
 
 @pytest.fixture
-async def replicas(postgres_url: str, postgres: PostgresServer) -> AsyncIterator[tuple[Spine, Spine]]:
-    """Two spines on one PostgreSQL database, as in two replicas. Deadlocks are found before a lock's time is over."""
-    postgres.execute(f"ALTER DATABASE {make_url(postgres_url).database} SET deadlock_timeout = '20ms'")
-    databases = [open_database(make_url(postgres_url)) for _ in range(2)]
+async def spines(shared_url: str) -> AsyncIterator[tuple[Spine, Spine]]:
+    """Two spines on one PostgreSQL, as in two replicas."""
+    databases = [open_database(make_url(shared_url)) for _ in range(2)]
     await databases[0].run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
     async with running(Spine(databases[0])) as here, running(Spine(databases[1])) as there:
         yield here, there
     for database in databases:
         await database.close()
+
+
+@pytest.fixture
+async def replicas(shared_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
+    """Two replicas on one PostgreSQL. No hint is ever sent between them, unless a test does."""
+    async with replicas_on(shared_url, 2) as (here, there):
+        yield here, there
+
+
+@pytest.fixture
+def shared_url(postgres_url: str, postgres: PostgresServer) -> str:
+    """A PostgreSQL database that finds deadlocks before a lock's time is over."""
+    postgres.execute(f"ALTER DATABASE {make_url(postgres_url).database} SET deadlock_timeout = '20ms'")
+    return postgres_url

@@ -158,9 +158,9 @@ async def test_a_cancelled_caller_loses_its_answer_and_not_its_commit(spine: Spi
     assert {row.key for row in await spine.rows()} == {"kept", "other"}
 
 
-async def test_locked_is_not_lost(replicas: tuple[Spine, Spine]) -> None:
+async def test_locked_is_not_lost(spines: tuple[Spine, Spine]) -> None:
     """Rule 3: a result for a task that somebody has locked is kept and counts; for one that is gone it is stale."""
-    here, there = replicas
+    here, there = spines
     await here.schedule("locked")
     await here.schedule("gone")
     tasks = {task.key: task for task in await here.claim(credits=2)}
@@ -174,8 +174,8 @@ async def test_locked_is_not_lost(replicas: tuple[Spine, Spine]) -> None:
     assert (await kept).verdict is Verdict.ACCEPTED
 
 
-async def test_a_locked_task_holds_up_nobody_else(replicas: tuple[Spine, Spine]) -> None:
-    here, there = replicas
+async def test_a_locked_task_holds_up_nobody_else(spines: tuple[Spine, Spine]) -> None:
+    here, there = spines
     for number in range(10):
         await here.schedule(str(number))
     tasks = await here.claim(credits=10)
@@ -190,8 +190,8 @@ async def test_a_locked_task_holds_up_nobody_else(replicas: tuple[Spine, Spine])
     assert [(await one).verdict for one in stuck] == [Verdict.ACCEPTED] * 3
 
 
-async def test_calls_about_one_entity_stay_in_order_behind_one_that_is_locked(replicas: tuple[Spine, Spine]) -> None:
-    here, there = replicas
+async def test_calls_about_one_entity_stay_in_order_behind_one_that_is_locked(spines: tuple[Spine, Spine]) -> None:
+    here, there = spines
     await here.schedule()
     mine = await here.claim_one()
 
@@ -205,9 +205,9 @@ async def test_calls_about_one_entity_stay_in_order_behind_one_that_is_locked(re
     assert await here.rows() == []
 
 
-async def test_groups_and_management_calls_never_deadlock(replicas: tuple[Spine, Spine]) -> None:
+async def test_groups_and_management_calls_never_deadlock(spines: tuple[Spine, Spine]) -> None:
     """Rule 4: hot groups of both replicas against calls that wait for locks, over the same tasks."""
-    here, there = replicas
+    here, there = spines
     for number in range(40):
         await here.schedule(str(number))
     tasks = await here.claim(credits=40)
@@ -240,9 +240,9 @@ async def test_groups_and_management_calls_never_deadlock(replicas: tuple[Spine,
     assert count == 0
 
 
-async def test_a_wake_that_commits_while_a_release_waits_is_seen(replicas: tuple[Spine, Spine]) -> None:
+async def test_a_wake_that_commits_while_a_release_waits_is_seen(spines: tuple[Spine, Spine]) -> None:
     """Rule 1: the lock comes first and the look second, so nothing committed before the lock is missed."""
-    here, there = replicas
+    here, there = spines
     await here.schedule()
     mine = await here.claim_one()
     far = await here.now() + 10**12
@@ -269,9 +269,9 @@ async def test_a_wake_that_commits_while_a_release_waits_is_seen(replicas: tuple
     assert (await there.claim_one(ANNA)).id == mine.id
 
 
-async def test_two_replicas_claim_a_limited_handler_without_passing_its_limit(replicas: tuple[Spine, Spine]) -> None:
+async def test_two_replicas_claim_a_limited_handler_without_passing_its_limit(spines: tuple[Spine, Spine]) -> None:
     """Rule 12: the limit is counted under the handler's lock."""
-    here, there = replicas
+    here, there = spines
     for number in range(60):
         await here.schedule(str(number))
     await here.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=5))
@@ -285,8 +285,8 @@ async def test_two_replicas_claim_a_limited_handler_without_passing_its_limit(re
     assert len(await here.rows()) < 60
 
 
-async def test_four_replicas_worth_of_claims_hand_out_each_task_once(replicas: tuple[Spine, Spine]) -> None:
-    here, there = replicas
+async def test_four_replicas_worth_of_claims_hand_out_each_task_once(spines: tuple[Spine, Spine]) -> None:
+    here, there = spines
     for number in range(100):
         await here.schedule(str(number))
 
@@ -296,8 +296,8 @@ async def test_four_replicas_worth_of_claims_hand_out_each_task_once(replicas: t
     assert len(got) == len(set(got)) == 100
 
 
-async def test_the_same_key_scheduled_by_two_replicas_at_once_is_stored_once(replicas: tuple[Spine, Spine]) -> None:
-    here, there = replicas
+async def test_the_same_key_scheduled_by_two_replicas_at_once_is_stored_once(spines: tuple[Spine, Spine]) -> None:
+    here, there = spines
     keys = [str(number) for number in range(50)]
 
     def schedule(spine: Spine, ordered: list[str]) -> list[object]:
@@ -309,8 +309,8 @@ async def test_the_same_key_scheduled_by_two_replicas_at_once_is_stored_once(rep
     assert len(await here.rows()) == 50
 
 
-async def test_a_claim_passes_over_what_is_locked(replicas: tuple[Spine, Spine]) -> None:
-    here, there = replicas
+async def test_a_claim_passes_over_what_is_locked(spines: tuple[Spine, Spine]) -> None:
+    here, there = spines
     first = await here.schedule("first")
     await here.schedule("second")
 
@@ -338,9 +338,9 @@ async def test_a_call_stays_behind_while_its_entity_is_on_the_slow_lane(spine: S
 
 
 async def test_locks_are_taken_in_one_order_whatever_was_asked(
-    replicas: tuple[Spine, Spine], postgres_url: str, postgres: PostgresServer
+    spines: tuple[Spine, Spine], postgres_url: str, postgres: PostgresServer
 ) -> None:
-    here, there = replicas
+    here, there = spines
     ids = [(await here.schedule(str(number))).id for number in range(50)]
 
     async with locked(there.db, ids[0]):
@@ -356,6 +356,7 @@ async def test_a_refusal_that_nobody_waits_for_any_more_is_no_error(spine: Spine
     """A stream that broke leaves its calls behind; their answers are not missed."""
     loop = asyncio.get_running_loop()
     complaints: list[dict[str, Any]] = []
+    gc.collect()  # what other tests have left behind is not complained of here
     loop.set_exception_handler(lambda _loop, context: complaints.append(context))
     try:
         refused = spine.committer.enqueue(Refused())

@@ -7,10 +7,9 @@ the middle) is forced on PostgreSQL alone; what both can do runs on both.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
-from sqlalchemy import make_url, text
+from sqlalchemy import text
 
 from stepwell_server.domain.errors import (
     IdempotencyKeyReused,
@@ -24,7 +23,6 @@ from stepwell_server.domain.times import HOUR
 from stepwell_server.domain.workflows import InstanceStatus, NewEvent, StepStatus
 from stepwell_server.engine.intake import Item
 from stepwell_server.engine.run_calls import Stored
-from tests.support.postgres import PostgresServer
 from tests.support.runs import (
     ANNA,
     BEN,
@@ -37,20 +35,10 @@ from tests.support.runs import (
     expects,
     held_before_commit,
     opens,
-    replicas_on,
     sleeps,
     undecided,
     until,
 )
-
-
-@pytest.fixture
-async def replicas(postgres_url: str, postgres: PostgresServer) -> AsyncIterator[tuple[Engine, Engine]]:
-    """Two replicas on one PostgreSQL. Deadlocks are found before a lock's time is over."""
-    postgres.execute(f"ALTER DATABASE {make_url(postgres_url).database} SET deadlock_timeout = '20ms'")
-    async with replicas_on(postgres_url, 2) as (here, there):
-        yield here, there
-
 
 # ---- 1: lock, then stamp, then read
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -48,13 +47,6 @@ from tests.support.runs import (
 )
 
 HOURS_LONG = StepPolicy(timeout=DAY)
-
-
-@pytest.fixture
-async def replicas(postgres_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
-    """Two replicas on one PostgreSQL. No hint is ever sent between them, unless a test does."""
-    async with replicas_on(postgres_url, 2) as (here, there):
-        yield here, there
 
 
 # ---- 2: images in memory

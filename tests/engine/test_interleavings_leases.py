@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -29,20 +28,12 @@ from tests.support.runs import (
     expects,
     failed,
     opens,
-    replicas_on,
     sleeps,
     taken,
     until,
 )
 
 ONCE = StepPolicy(RetryPolicy(max_attempts=1))
-
-
-@pytest.fixture
-async def replicas(postgres_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
-    """Two replicas on one PostgreSQL."""
-    async with replicas_on(postgres_url, 2) as (here, there):
-        yield here, there
 
 
 async def lasts(engine: Engine, instance_id: str = "x") -> float:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -20,20 +19,12 @@ from tests.support.runs import (
     done,
     expects,
     next_resolved,
-    replicas_on,
     report,
     sleeps,
     streamed,
     taken,
     until,
 )
-
-
-@pytest.fixture
-async def replicas(postgres_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
-    """Two replicas on one PostgreSQL. No hint is ever sent between them, unless a test does."""
-    async with replicas_on(postgres_url, 2) as (here, there):
-        yield here, there
 
 
 async def test_a_suspend_is_told_of_what_was_lost_before_its_last_result_was_acknowledged(engine: Engine) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
 
 import pytest
 
@@ -33,18 +32,9 @@ from tests.support.runs import (
     held_before_commit,
     hello,
     opens,
-    replicas_on,
     sleeps,
     taken,
 )
-
-
-@pytest.fixture
-async def replicas(postgres_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
-    """Two replicas on one PostgreSQL. No hint is ever sent between them, unless a test does."""
-    async with replicas_on(postgres_url, 2) as (here, there):
-        yield here, there
-
 
 # ---- 16: claimed at birth
 

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-
-import pytest
 
 from stepwell_server.domain.times import MINUTE
 from stepwell_server.domain.workflows import Instance, InstanceStatus
@@ -19,16 +16,8 @@ from tests.support.runs import (
     done,
     held_before_commit,
     opens,
-    replicas_on,
     sleeps,
 )
-
-
-@pytest.fixture
-async def replicas(postgres_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
-    """Two replicas on one PostgreSQL. No hint is ever sent between them, unless a test does."""
-    async with replicas_on(postgres_url, 2) as (here, there):
-        yield here, there
 
 
 async def newest(watcher: Watcher) -> dict[str, Instance]:

@@ -227,8 +227,8 @@ async def test_leases_lapse_though_the_next_wakes_take_too_long_to_read(
     assert swept is not None and len(swept.lapsed) == 1
 
 
-async def test_replicas_hear_of_each_others_commits(replicas: tuple[Spine, Spine], postgres_url: str) -> None:
-    here, there = (Replica(spine, PostgresqlHints(make_url(postgres_url))) for spine in replicas)
+async def test_replicas_hear_of_each_others_commits(spines: tuple[Spine, Spine], postgres_url: str) -> None:
+    here, there = (Replica(spine, PostgresqlHints(make_url(postgres_url))) for spine in spines)
     async with here.at_work(), there.at_work():
         while not (here.hints.working and there.hints.working):
             await asyncio.sleep(0.01)
@@ -237,8 +237,8 @@ async def test_replicas_hear_of_each_others_commits(replicas: tuple[Spine, Spine
         await there.until(lambda: there.due_at() == task.run_at)
 
 
-async def test_lost_hints_are_noticed_and_come_back(replicas: tuple[Spine, Spine], postgres_url: str, postgres) -> None:
-    spine, other = replicas
+async def test_lost_hints_are_noticed_and_come_back(spines: tuple[Spine, Spine], postgres_url: str, postgres) -> None:
+    spine, other = spines
     replica = Replica(spine, PostgresqlHints(make_url(postgres_url)))
     async with replica.at_work():
         while not replica.hints.working:
