@@ -260,6 +260,12 @@ class View:
         began = self.stages["warm"]
         return began.wall_us + (mono_ns - began.mono_ns) // 1000
 
+    @cached_property
+    def clock_error_us(self) -> int:
+        """By how much the two clocks of the machine have parted during the run: the one that is set, and the other."""
+        parted = [stage.wall_us - self.wall_us(stage.mono_ns) for stage in self.stages.values()]
+        return max(map(abs, parted), default=0)
+
     def story(self, key: str) -> Story:
         """What is known of an instance, from now on."""
         return self.stories.setdefault(key, Story(key))

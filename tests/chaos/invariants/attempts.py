@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from itertools import pairwise
 
-from tests.chaos.records import Change, StepRow
+from tests.chaos.records import Change, Effect, StepRow
 from tests.chaos.verdicts import Violation
 from tests.chaos.view import EXHAUSTED, FINAL, Story, View, loads
+
+CLOCKS_APART_US = 2000
+"""How differently two processes of a machine may read one moment, at most."""
 
 
 def check(view: View) -> Iterator[Violation]:
@@ -16,7 +19,8 @@ def check(view: View) -> Iterator[Violation]:
         yield from _attempts_are_counted(story)
         yield from _attempts_are_explained(story)
         yield from _nothing_runs_after_the_end(story)
-        yield from _what_came_before_is_durable(story)
+        yield from _what_came_before_is_not_done_again(story)
+        yield from _what_came_before_is_stored(view, story)
 
 
 def _attempts_are_counted(story: Story) -> Iterator[Violation]:
@@ -121,13 +125,37 @@ def _nothing_runs_after_the_end(story: Story) -> Iterator[Violation]:
                 )
 
 
-def _what_came_before_is_durable(story: Story) -> Iterator[Violation]:
+def _what_came_before_is_not_done_again(story: Story) -> Iterator[Violation]:
     """W7: a body begins when all results before it are stored, so nothing before it is executed again."""
-    order = {name: place for place, name in enumerate(story.program.steps)} if story.program is not None else {}
-    starts = [one.start for executions in story.executions.values() for one in executions if one.start.step in order]
+    order, starts = _order(story), _starts(story)
     for earlier in starts:
         for later in starts:
             again = earlier.mono_ns > later.mono_ns and (earlier.fence or 0) >= (later.fence or 0)
             if again and earlier.run == later.run and order[earlier.step] < order[later.step]:
                 text = f"step {earlier.step!r} of run {earlier.run} was executed after {later.step!r}, which follows it"
                 yield Violation("W7", story.key, text)
+
+
+def _what_came_before_is_stored(view: View, story: Story) -> Iterator[Violation]:
+    """W7: the same by the clock, which the ledger and the trail share unless the run moves the database's."""
+    if view.plan.clock_steps:
+        return
+    order, slack = _order(story), CLOCKS_APART_US + view.clock_error_us
+    for (run, name), versions in story.steps.items():
+        over = next((one for one in versions if one.row["status"] in FINAL), None)
+        for start in _starts(story) if over is not None and name in order else ():
+            too_soon = over.at_us - view.wall_us(start.mono_ns)
+            if start.run == run and order[name] < order[start.step] and too_soon > slack:
+                text = f"step {start.step!r} of run {run} was begun {too_soon} us before {name!r} was stored"
+                yield Violation("W7", story.key, text)
+
+
+def _order(story: Story) -> dict[str, int]:
+    """Where in the program the steps stand that follow each other."""
+    return {name: place for place, name in enumerate(story.program.steps)} if story.program is not None else {}
+
+
+def _starts(story: Story) -> list[Effect]:
+    """The beginnings of all bodies of the program."""
+    order = _order(story)
+    return [one.start for executions in story.executions.values() for one in executions if one.start.step in order]

@@ -225,6 +225,14 @@ def what_came_before_is_done_again(forger: Forger) -> None:
     forger.add(replace(start, execution="lie", step="first", mono_ns=start.mono_ns + 1))
 
 
+@breaks("W7")
+def a_body_begins_before_what_came_before_it_is_stored(forger: Forger) -> None:
+    start = forger.any(Effect, phase="start", step="flaky", attempt=1)
+    stored = forger.all(Change, table="workflow_steps", status="completed", name="first", run_number=start.run)
+    first = next(one for one in stored if forger.key_of(one) == start.key)
+    forger.alter(start, mono_ns=first.at_us * 1000 - 3_000_000)
+
+
 @breaks("W8")
 def a_result_is_of_another_run(forger: Forger) -> None:
     second = forger.any(Change, table="workflow_steps", run_number=1, name="first", status="completed")
