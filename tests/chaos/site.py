@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 from uuid import uuid4
@@ -25,6 +26,8 @@ from tests.chaos.model import Workload
 from tests.chaos.processes import Running, python
 from tests.chaos.records import Count, Recorder
 
+LISTENING_PORTS = range(10_000, 32_000)
+"""Below those that Linux takes for the near end of a connection."""
 SLOTS = 40
 """Runs that a worker takes at once."""
 DRAIN_GRACE = {"server": 5.0, "worker": 10.0}
@@ -59,14 +62,16 @@ class Topology:
 
 
 def free_ports(number: int) -> list[int]:
-    """Ports that nobody has at the moment."""
-    sockets = [socket.socket() for _ in range(number)]
-    for one in sockets:
-        one.bind(("127.0.0.1", 0))
-    ports = [one.getsockname()[1] for one in sockets]
-    for one in sockets:
-        one.close()
-    return ports
+    """Ports that nobody has at the moment, and that the system gives nobody for a connection while a server is down."""
+    candidates = iter(random.sample(LISTENING_PORTS, 10 * number))
+    return list(islice(filter(_is_free, candidates), number))
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as one, suppress(OSError):
+        one.bind(("127.0.0.1", port))
+        return True
+    return False
 
 
 @dataclass
