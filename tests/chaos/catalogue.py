@@ -40,10 +40,11 @@ CATALOGUE = (
     ),
     Scenario(
         "frozen-worker",
-        "SIGSTOP of a worker for three leases: it wakes as a zombie and reports what is no longer its own",
+        "SIGSTOP of a worker for one lease or three: it wakes as a zombie and reports what is no longer its own",
         Topology(workers=6, zombies=3),
         LONG_BODIES,
-        schedule=(Cycle((Freeze("F02", "worker"),), every=1.0, times=20),),
+        # One that wakes soon after its lease meets its successor in the middle of the same body.
+        schedule=(Cycle((Freeze("F02", "worker"), Freeze("F02", "worker", 1.2)), every=1.0, times=20),),
         overlaps={"takeovers": 20, "zombie-reports": 20, "stale_reports": 20},
     ),
     Scenario(
