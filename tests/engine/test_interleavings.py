@@ -17,6 +17,7 @@ from stepwell_server.domain.errors import (
     InstanceTerminal,
     RunSuperseded,
 )
+from stepwell_server.domain.frames import Body
 from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.tasks import Stop, TaskStatus, Verdict
 from stepwell_server.domain.times import HOUR
@@ -33,6 +34,7 @@ from tests.support.runs import (
     before_statement,
     done,
     expects,
+    failed,
     held_before_commit,
     opens,
     sleeps,
@@ -270,6 +272,19 @@ async def test_a_run_that_is_to_pause_lets_its_open_bodies_end_and_begins_no_oth
     assert (await engine.get()).status is InstanceStatus.PAUSED
     assert set(await engine.steps()) == {"first", "a", "b"}
     assert (await engine.live()).open_steps == ""
+
+
+@pytest.mark.parametrize("last", [done("b"), failed("b")], ids=["done", "failed"])
+async def test_a_run_that_is_to_pause_keeps_every_result_that_came_together(engine: Engine, last: Body) -> None:
+    """Bodies that begin unannounced are in no list, so that the first result seems to be the only one."""
+    mine = await engine.begin()
+    await engine.pause()
+
+    answers = (await engine.say(mine, done("a"), last, FINISH)).answers
+
+    assert [one.released for one in answers] == [False, True, True]
+    assert (await engine.get()).status is InstanceStatus.PAUSED
+    assert {name: step.attempts for name, step in (await engine.steps()).items()} == {"a": 1, "b": 1}
 
 
 async def test_a_result_of_a_run_that_was_restarted_is_not_stored_in_the_next(engine: Engine) -> None:

@@ -97,6 +97,8 @@ class Run:
     asked_again: list[Step] = field(default_factory=list)
     """Waits that are over, and that the worker opened all the same because it does not know."""
     ending: Ending | None = None
+    reports_follow: bool = False
+    """Frames of the same call report more executions: whoever is to pause is not parked before those are stored."""
     has_parked: bool = False
     """A frame of its worker has parked it, in this very transaction."""
     is_contradicted: bool = False
@@ -158,7 +160,7 @@ class Run:
                 raise rejected.refusal
         if self.is_contradicted:  # whoever takes it over replays it from what is stored
             self.task = self.task.lapsed(self.now)
-        elif self.task.stop is Stop.PAUSE and not open_steps and self.ending is None:
+        elif self.task.stop is Stop.PAUSE and not (open_steps or self.reports_follow) and self.ending is None:
             self._park()
         return wake_at
 

@@ -15,7 +15,7 @@ from stepwell_server.domain.errors import (
     StepwellError,
 )
 from stepwell_server.domain.executions import load_open
-from stepwell_server.domain.frames import Frame, FrameAnswer, RunNews, Suspend, Wait
+from stepwell_server.domain.frames import Frame, FrameAnswer, RunNews, StepDone, StepFailed, Suspend, Wait
 from stepwell_server.domain.jobs import Job
 from stepwell_server.domain.leases import Held
 from stepwell_server.domain.runs import Run
@@ -267,7 +267,11 @@ class ReportFrames(HotCall):
         run = group.open(task)
         answers: list[FrameAnswer] = []
         lost = not self.frames and not self.is_mine(run.task)
+        reports = sum(map(_is_report, self.frames))
         for frame in self.frames:
+            reports -= _is_report(frame)
+            if isinstance(run, Run):
+                run.reports_follow = reports > 0
             answer = self._answer(run, frame)
             # What came before counts all the same. What follows, an end perhaps, may rest on what does not count.
             if answer is None or run.is_contradicted:
@@ -357,6 +361,11 @@ class EndOvertime(HotCall):
             run.task = run.task._replace(wake_again=True)
             group.put(run.task)
         return Answer(Verdict.ACCEPTED, task.stop, run.task.wake_again or run.overdue(), run.task.revision)
+
+
+def _is_report(frame: Frame) -> bool:
+    """Whether it says what came of an execution."""
+    return isinstance(frame.body, StepDone | StepFailed)
 
 
 def not_found(instance_id: str) -> InstanceNotFound:
