@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,16 +15,17 @@ from sqlalchemy import text
 from stepwell_server.domain.errors import DatabaseUnavailable, Internal, InvalidField, ServerBusy
 from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import NewTask, Verdict
+from stepwell_server.engine import claims, groups
 from stepwell_server.engine import committer as committers
-from stepwell_server.engine import groups
 from stepwell_server.engine import tasks as calls
+from stepwell_server.engine.claims import Seat
 from stepwell_server.engine.groups import Group, GroupResult, HotCall, Undecided
 from stepwell_server.storage import handlers
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Database, Fault, Tx
 from tests.support.faults import Rates, faulty
 from tests.support.postgres import PostgresServer
-from tests.support.spine import ANNA, ORDER, Spine, running
+from tests.support.spine import ANNA, BEN, ORDER, Spine, running
 
 
 @dataclass(frozen=True)
@@ -54,14 +55,14 @@ class TooSlow(Exception):
 
 
 @asynccontextmanager
-async def locked(db: Database, task_id: int):
-    """Hold the lock of a task in another transaction, until the block ends."""
+async def under_way(db: Database, work: Callable[[Tx], object]):
+    """Do this in another transaction, which ends with the block."""
     loop = asyncio.get_running_loop()
     has_it, let_go = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:
         async with db._backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
-            await connection.run_sync(lambda tx: store.lock(tx, [task_id], waiting=True))
+            await connection.run_sync(work)
             loop.call_soon(has_it.set)
             await let_go.wait()
 
@@ -72,6 +73,11 @@ async def locked(db: Database, task_id: int):
     finally:
         let_go.set()
         await holding
+
+
+def locked(db: Database, task_id: int):
+    """Hold the lock of a task until the block ends."""
+    return under_way(db, lambda tx: store.lock(tx, [task_id], waiting=True))
 
 
 async def test_many_calls_share_a_commit(spine: Spine) -> None:
@@ -318,6 +324,19 @@ async def test_a_claim_passes_over_what_is_locked(spines: tuple[Spine, Spine]) -
         claimed = await here.claim(credits=2)
 
     assert [task.key for task in claimed] == ["second"]
+
+
+async def test_a_claim_keeps_others_from_nothing_that_it_does_not_take(spines: tuple[Spine, Spine]) -> None:
+    """Else the oldest of what is less urgent would be passed over as long as anybody claims what is more urgent."""
+    here, there = spines
+    for key, priority in (("oldest", 5), ("newer", 5), ("urgent", 0)):
+        await here.schedule(key, priority=priority)
+    seats = [Seat(ANNA, frozenset([ORDER]), 1)]
+
+    async with under_way(there.db, lambda tx: claims.claim(tx, seats, RunRules(), patience=0)):
+        claimed = await here.claim(BEN)
+
+    assert [task.key for task in claimed] == ["oldest"]
 
 
 async def test_a_call_stays_behind_while_its_entity_is_on_the_slow_lane(spine: Spine) -> None:

@@ -63,7 +63,9 @@ class Claimed:
 def claim(tx: Tx, seats: Sequence[Seat], rules: RunRules, patience: Micros, most: int | None = None) -> Claimed:
     """Lease due tasks to these seats; of all that is due, so many, the most urgent and oldest."""
     asked = _asked(seats)
-    due = store.lock_due(tx, asked, [seat.owner.session_id for seat in seats], patience)[:most]
+    room = sum(seat.credits for seat in seats)
+    sessions = [seat.owner.session_id for seat in seats]
+    due = store.lock_due(tx, asked, room if most is None else min(room, most), sessions, patience)
     at = store.stamp(tx)
     assigned = _assign(due, seats)
     handed = _hand_out(tx, assigned, rules, at) if assigned else ()

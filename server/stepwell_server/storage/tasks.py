@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import (
     BigInteger,
     Boolean,
+    ColumnElement,
     FromClause,
     Integer,
     Row,
@@ -24,6 +25,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     delete,
+    func,
     select,
     true,
     update,
@@ -85,6 +87,13 @@ class Served:
 
     handler: Handler
     credits: int
+    is_limited: bool = False
+    """Nobody else claims of it meanwhile."""
+
+    @property
+    def sought(self) -> int:
+        """How many to look at: more than are wanted, as others may be claiming the oldest."""
+        return self.credits if self.is_limited else 2 * self.credits
 
 
 # ---- lock, stamp
@@ -229,8 +238,10 @@ def _remove_sql(product: str) -> Any:
 # ---- claim
 
 
-def lock_due(tx: Tx, served: Sequence[Served], sessions: Iterable[str] = (), patience: Micros = 0) -> list[Task]:
-    """Lock due tasks: the most urgent first, within that the oldest, of no handler more than its credit.
+def lock_due(
+    tx: Tx, served: Sequence[Served], most: int, sessions: Iterable[str] = (), patience: Micros = 0
+) -> list[Task]:
+    """Lock so many due tasks: the most urgent first, within that the oldest, of no handler more than its credit.
 
     A handler that is paused gives nothing; one with a limit gives what is free, counted under its lock. What another
     session than these keeps in memory is left to it for as long as the patience lasts.
@@ -238,7 +249,7 @@ def lock_due(tx: Tx, served: Sequence[Served], sessions: Iterable[str] = (), pat
     allowed = _allowed(tx, served)
     if not allowed:
         return []
-    due = [from_row(row) for row in _lock_due(tx, allowed, sessions, patience)]
+    due = [from_row(row) for row in _lock_due(tx, allowed, most, sessions, patience)]
     due.sort(key=lambda task: (task.priority, task.run_at, task.id))
     chosen: list[Task] = []
     left = {one.handler: one.credits for one in allowed}
@@ -246,7 +257,7 @@ def lock_due(tx: Tx, served: Sequence[Served], sessions: Iterable[str] = (), pat
         if left[task.handler] > 0:
             left[task.handler] -= 1
             chosen.append(task)
-    return chosen
+    return chosen[:most]
 
 
 def _allowed(tx: Tx, served: Sequence[Served]) -> list[Served]:
@@ -258,45 +269,69 @@ def _allowed(tx: Tx, served: Sequence[Served]) -> list[Served]:
     for handler, credits in asked.items():
         free = credits if handler not in limits else min(credits, limits[handler] - running.get(handler, 0))
         if free > 0:
-            allowed.append(Served(handler, free))
+            allowed.append(Served(handler, free, is_limited=handler in limits))
     return allowed
 
 
-def _lock_due(tx: Tx, allowed: Sequence[Served], sessions: Iterable[str], patience: Micros) -> Sequence[Row[Any]]:
+def _lock_due(
+    tx: Tx, allowed: Sequence[Served], most: int, sessions: Iterable[str], patience: Micros
+) -> Sequence[Row[Any]]:
     """Lock due tasks, looked up per (handler, priority): neither a million sleepers nor names nobody serves are met."""
     classes = dialect.as_rows(
-        handlers.as_row(one.handler) | {"priority": priority} for one in allowed for priority in PRIORITIES
+        handlers.as_row(one.handler) | {"priority": priority, "credits": one.sought}
+        for one in allowed
+        for priority in PRIORITIES
     )
-    most = max(one.credits for one in allowed)
+    longest = max(one.sought for one in allowed)
     mine = dialect.as_rows({"session_id": one} for one in sessions)
-    given = {"classes": classes, "most": most, "mine": mine, "patience": patience}
+    given = {"classes": classes, "longest": longest, "most": most, "mine": mine, "patience": patience}
     return tx.execute(_due_sql(dialect.product(tx)), given).all()
 
 
 @cache
 def _due_sql(product: str) -> Select[Any]:
-    classes = dialect.rows(product, "classes", **handlers.COLUMNS, priority=Integer())
+    """Lock no more than is wanted: what a claim locks and leaves others pass over, and take what is newer."""
+    classes = dialect.rows(product, "classes", **handlers.COLUMNS, priority=Integer(), credits=Integer())
+    found = _due_of(product, classes)
+    if product != "postgresql":
+        ids = found.with_only_columns(found.selected_columns.id).correlate(classes)
+        return select(tasks).select_from(classes.join(tasks, tasks.c.id.in_(ids)))
+    due = found.lateral("due_of_class")
+    place = func.row_number().over(
+        partition_by=handlers.columns_of(classes.c), order_by=(due.c.priority, due.c.run_at, due.c.id)
+    )
+    placed = select(due.c.id, classes.c.credits, place.label("place")).select_from(classes.join(due, true())).subquery()
+    wanted = select(placed.c.id).where(placed.c.place <= placed.c.credits).scalar_subquery()
+    return (
+        select(tasks)
+        .where(tasks.c.id == func.any(func.array(wanted)), *_is_due(tasks))  # an array, which no plan takes for many
+        .order_by(tasks.c.priority, tasks.c.run_at, tasks.c.id)
+        .limit(bindparam("most", type_=Integer()))
+        .with_for_update(key_share=True, skip_locked=True)
+    )
+
+
+def _due_of(product: str, classes: FromClause) -> Select[Any]:
+    """The oldest due tasks of a (handler, priority)."""
     mine = dialect.rows(product, "mine", session_id=Text())
     inner = tasks.alias("due")
     sticky = inner.c.sticky_session
     free = sticky.is_(None) | (inner.c.run_at <= db_now() - bindparam("patience", type_=BigInteger()))
-    due: Select[Any] = (
-        select(inner)
+    return (
+        select(inner.c.id, inner.c.priority, inner.c.run_at)
         .where(
             handlers.same_handler(inner.c, classes.c),
             inner.c.priority == classes.c.priority,
-            inner.c.status == handlers.in_status(TaskStatus.PENDING),
-            inner.c.run_at <= db_now(),
+            *_is_due(inner),
             free | sticky.in_(select(mine.c.session_id)),
         )
         .order_by(inner.c.run_at, inner.c.id)
-        .limit(bindparam("most", type_=Integer()))
+        .limit(bindparam("longest", type_=Integer()))
     )
-    if product == "postgresql":
-        lateral = due.with_for_update(key_share=True, skip_locked=True).lateral("found")
-        return select(lateral).select_from(classes.join(lateral, true()))
-    ids = due.with_only_columns(inner.c.id).correlate(classes)
-    return select(tasks).select_from(classes.join(tasks, tasks.c.id.in_(ids)))
+
+
+def _is_due(table: FromClause) -> tuple[ColumnElement[bool], ...]:
+    return table.c.status == handlers.in_status(TaskStatus.PENDING), table.c.run_at <= db_now()
 
 
 # ---- rows
