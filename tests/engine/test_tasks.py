@@ -11,7 +11,7 @@ from stepwell_server.domain.tasks import Handler, NewTask, Reason, Stop, TaskKin
 from stepwell_server.domain.times import HOUR, SECOND
 from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.claims import Seat
-from stepwell_server.storage import handlers
+from stepwell_server.storage import handlers, leases
 from stepwell_server.storage import tasks as store
 from tests.support.spine import ANNA, BEN, CHARGING, ORDER, Spine, held
 
@@ -345,6 +345,30 @@ async def test_leases_do_not_lapse_for_the_time_in_which_nobody_could_renew_them
 
     assert [task.id for task in swept] == [lost.id]
     assert (await spine.renew(alive)).verdict is Verdict.ACCEPTED
+
+
+async def test_nor_do_those_that_nobody_could_acknowledge(spine: Spine) -> None:
+    await spine.schedule()
+    await spine.claim_one()
+    await spine.tick()
+
+    await spine.pass_lease_time(12, ticking=False)
+
+    assert await spine.tick()
+    assert await spine.sweep() == []
+
+
+async def test_a_clock_that_is_set_back_leaves_nobody_a_longer_lease(spine: Spine) -> None:
+    await spine.schedule()
+    await spine.renew(await spine.claim_one())
+
+    await spine.pass_lease_time(-3600, ticking=False)
+
+    assert await spine.db.run_tx(lambda tx: leases.tick(tx, spine.times, rested_at=2**60))
+    await spine.pass_lease_time(29)
+    assert await spine.sweep() == []
+    await spine.pass_lease_time(2)
+    assert len(await spine.sweep()) == 1
 
 
 async def test_without_a_recent_tick_nothing_is_swept(spine: Spine) -> None:

@@ -20,8 +20,11 @@ class LeaseTimes:
 
     @property
     def trusted_gap(self) -> Micros:
-        """Leases lapse only if somebody ticked the lease clock this recently: else nobody could have renewed them."""
-        return self.lease // 2
+        """Leases lapse only if somebody ticked the lease clock this recently: else nobody could have renewed them.
+
+        Shorter than the shortest lease of a stream that lives, which is one that was not acknowledged yet.
+        """
+        return min(self.lease // 2, self.ack_window * 3 // 4)
 
 
 @dataclass(frozen=True, slots=True)

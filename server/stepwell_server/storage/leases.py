@@ -23,13 +23,13 @@ def any_held(tx: Tx) -> bool:
 def tick(tx: Tx, times: LeaseTimes, rested_at: Micros = 0) -> bool:
     """Note that leases can be renewed now. After a gap in which nobody could, give every lease its length again.
 
-    True: there was such a gap. When nothing was held at `rested_at`, all leases are from later, and so were ticks not
-    missing.
+    True: there was such a gap, or the clock was set back, so that leases would last longer by that, and a gap would not
+    show. When nothing was held at `rested_at`, all leases are from later, and so were ticks not missing.
     """
     ticked = tx.execute(select(lease_clock.c.last_tick).with_for_update()).scalar_one()
-    last = max(ticked, rested_at)
     now = tx.execute(select(lease_now())).scalar_one()
-    gap = bool(now - last > times.trusted_gap)
+    last = max(ticked, rested_at) if rested_at <= now else ticked  # else that was before the clock was set back
+    gap = not 0 <= now - last <= times.trusted_gap
     if gap:
         alive = and_(tasks.c.status == in_status(TaskStatus.PROCESSING), tasks.c.locked_until > last)
         tx.execute(update(tasks).where(alive).values(locked_until=now + times.lease))
