@@ -168,13 +168,16 @@ class App:
         return addresses
 
     async def drain(self, settle: float) -> None:
-        """Leave without a failed call: look unready, let balancers look away, end what is in flight."""
+        """Leave without a failed call: look unready, let balancers look away, end what is in flight.
+
+        Streams are told to go when balancers look away, not before: who comes again through one would come back here.
+        """
         log.info("draining", again="ends it at once")
         await self.health.drain()
+        await asyncio.sleep(settle)
         self._workers.drain()
         self._workflows.watches.drain()
         self._dispatchers.drain()
-        await asyncio.sleep(settle)
         await self._admission.close(self.settings.drain_grace.total_seconds())
         await self.stop(CUT_GRACE)
         log.info("stopped")
