@@ -46,6 +46,18 @@ async def lasts(engine: Engine, instance_id: str = "x") -> float:
 # ---- 7: claimed and never delivered
 
 
+async def test_a_frame_that_is_refused_shows_all_the_same_that_its_task_has_arrived(engine: Engine) -> None:
+    """Rule 7: its TaskAck travels with it, and the next heartbeat may come when the ack window is over."""
+    await engine.create()
+    mine = await engine.claim_one()
+
+    (refused,) = (await engine.say(mine, SUSPEND)).answers  # nothing waits
+
+    assert refused.refusal is not None
+    assert await lasts(engine) > 20
+    assert (await engine.live()).acked
+
+
 async def test_what_a_replica_claimed_and_never_sent_goes_back_when_its_worker_says_hello_elsewhere(
     replicas: tuple[Engine, Engine],
 ) -> None:

@@ -107,12 +107,12 @@ class Run:
     # ---- what the worker reports
 
     def apply(self, frame: Frame, session_id: str) -> FrameAnswer:
-        """Take a frame over. One that is refused uses its number up and changes nothing else."""
+        """Take a frame over. One that is refused uses its number up, and shows that its worker lives; no more."""
         before = self.task
         try:
             wake_at = self._take(frame, session_id)
         except StepwellError as refusal:
-            self.task = before._replace(frame_number=frame.number)
+            self.task = before._replace(frame_number=frame.number, acked=True, locked_until=self._lease_end)
             return FrameAnswer(frame.number, Verdict.ACCEPTED, before.stop, revision=before.revision, refusal=refusal)
         released = self.ending is not None or self.task.status is not TaskStatus.PROCESSING
         return FrameAnswer(frame.number, Verdict.ACCEPTED, before.stop, released, wake_at, self.task.revision)
@@ -138,7 +138,7 @@ class Run:
             open_steps=dump_open(open_steps),
             interruptions=0,
             acked=True,
-            locked_until=self.lease_now + self.rules.times.lease,
+            locked_until=self._lease_end,
         )
         wake_at = None
         match frame.body:
@@ -163,6 +163,11 @@ class Run:
         elif self.task.stop is Stop.PAUSE and not (open_steps or self.reports_follow) and self.ending is None:
             self._park()
         return wake_at
+
+    @property
+    def _lease_end(self) -> Micros:
+        """The end of a lease that begins or is renewed now."""
+        return self.lease_now + self.rules.times.lease
 
     def _open_after(self, frame: Frame) -> list[OpenStep]:
         """What is executing once the frame is durable. A run that is to pause begins nothing more."""
