@@ -7,6 +7,8 @@ from typing import Any
 
 import grpc
 import pytest
+from grpc_health.v1.health_pb2 import HealthCheckRequest
+from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from stepwell.errors import CallFailed, failure_of
 from stepwell.v1 import workers_pb2 as pb
@@ -326,6 +328,23 @@ async def test_a_worker_goes_on_through_another_replica_when_its_own_drains(
     await other.beat()
     assert not other.has("task"), "nobody else was given it"
     await draining
+
+
+async def test_a_worker_is_not_sent_away_while_balancers_would_send_it_back(server: Served, hire_at: Hire) -> None:
+    worker = await hire_at(server)
+    await Flows(server.channel).create("one")
+    job = await worker.take()
+    ready = HealthStub(server.channel).Watch(HealthCheckRequest(service="readiness"))
+    await ready.read()
+
+    draining = asyncio.create_task(server.app.drain(settle=60))
+    await ready.read()  # not any more
+    await job.tell(done("a"))
+    await worker.beat(job)
+
+    assert not worker.has("drain")
+    draining.cancel()
+    ready.cancel()
 
 
 async def test_leases_keep_their_length_when_a_drained_stream_ends(
