@@ -66,7 +66,7 @@ class LostListener(Kind):
 
 @dataclass(frozen=True, slots=True)
 class ForeignLock(Kind):
-    """A stranger's transaction holds locks and does nothing."""
+    """A stranger's transaction holds locks and does nothing. If it does not get them, the run fails."""
 
     statement: str
     leases: float = 2.0
@@ -74,12 +74,16 @@ class ForeignLock(Kind):
     async def fire(self, site: Site) -> None:
         assert isinstance(site.database, Postgres)
         connection = await asyncpg.connect(site.database.url)
-        async with self.noted(site, f"database {self.statement}"):
-            with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):
-                async with connection.transaction():
-                    await connection.execute(self.statement)
+        try:
+            async with self.noted(site, f"database {self.statement}"):
+                transaction = connection.transaction()
+                await transaction.start()
+                await connection.execute(self.statement)
+                with suppress(asyncpg.PostgresError, asyncpg.InterfaceError):  # somebody may have ended the stranger
                     await asyncio.sleep(self.leases * site.lease)
-        await connection.close()
+                    await transaction.commit()
+        finally:
+            await connection.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,11 +24,13 @@ from tests.chaos import model
 from tests.chaos.calls import Ask, Caller
 from tests.chaos.hook_driver import HookDriver
 from tests.chaos.model import CHILD, NAMESPACE, NAMESPACES, POISON, Order
-from tests.chaos.records import Count, Recorder, Scan, Seen, key_of, now_ns
+from tests.chaos.records import Call, Count, Recorder, Scan, Seen, key_of, now_ns
 
 SCAN_EVERY = 3.0
 SCAN_PAGE = 10
 """Instances of a page: so few that even short runs have many pages."""
+PASSING = {"UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED", "ABORTED", "RESOURCE_EXHAUSTED"}
+"""What a call may fail with while something is broken."""
 AFTER_LAST = 5.0
 """Seconds after the last arrival at which all naps end that end at one instant."""
 SHOT_SECONDS = 0.008
@@ -56,7 +58,7 @@ class Driver:
         self.latency = 0.005
         """Seconds from sending an event to its stamp, as of late."""
         self.hooks = HookDriver(model.hooks(workload, seed), self.caller, self.recorder, self.rng)
-        self.watches = count()
+        self.watches, self.refusals = count(), count()
 
     async def run(self) -> None:
         """All orders, from arrival to end; then the tail that shows that everything answers again."""
@@ -181,6 +183,8 @@ class Driver:
                     await self._get(key)
         except CallFailed:
             await self._get(key)
+        else:
+            self.recorder.record(Count("watches", 1))
 
     def _seen(self, stream: str, key: str, change: InstanceChange[Any]) -> None:
         seen = change.instance
@@ -204,9 +208,17 @@ class Driver:
             invoked = now_ns()
             try:
                 keys = [key async for key in _pages(client, workflow)]
-            except CallFailed:  # a page that never came: there is nothing to say about the scan
+            except CallFailed as failure:
+                self._no_page(failure)
                 continue
             self.recorder.record(Scan("driver", client.namespace, workflow, keys, invoked, now_ns()), Count("scans", 1))
+
+    def _no_page(self, failure: CallFailed) -> None:
+        """Write a refusal down. A page that only never came says nothing about the scan."""
+        if failure.code.name not in PASSING:
+            told = {"code": failure.code.name, "reason": failure.reason}
+            name = f"scan-{next(self.refusals)}"
+            self.recorder.record(Call(name, "list", "", "fail", now_ns(), "driver", **told))
 
     # ---- the end
 

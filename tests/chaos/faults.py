@@ -11,7 +11,7 @@ from fnmatch import fnmatch
 from typing import Any
 
 from tests.chaos.processes import ROOT, Running, python
-from tests.chaos.records import Fault, Trouble, now_ns, wall_us
+from tests.chaos.records import NOBODY, Fault, Trouble, now_ns, wall_us
 from tests.chaos.site import DRAIN_GRACE, Site
 
 CRASHED = 42
@@ -270,5 +270,5 @@ class Nothing(Kind):
     leases: float = 0.0
 
     async def fire(self, site: Site) -> None:
-        async with self.noted(site, "-"):
+        async with self.noted(site, NOBODY):
             await asyncio.sleep(self.leases * site.lease)

@@ -66,15 +66,21 @@ def zombie_reports(view: View) -> int:
     return late
 
 
-def takeovers(view: View) -> int:
-    """Leases that ended because their holder was lost."""
-    return sum(
-        before.row["status"] == "processing"
-        and after.row["status"] != "processing"
-        and after.row["reason"] == "takeover"
+def taken_over(view: View) -> list[tuple[int, int]]:
+    """Task and fence of the leases that ended because their holder was lost."""
+    return [
+        (before.row["id"], before.row["fence"])
         for story in view.stories.values()
         for before, after in pairwise(story.tasks)
-    )
+        if before.row["status"] == "processing"
+        and after.row["status"] != "processing"
+        and after.row["reason"] == "takeover"
+    ]
+
+
+def takeovers(view: View) -> int:
+    """How many there were."""
+    return len(taken_over(view))
 
 
 def exhausted(view: View) -> int:
@@ -94,9 +100,10 @@ def near_deadline(view: View) -> int:
 
 
 def repeats(view: View) -> int:
-    """Requests that were made more than once."""
+    """Requests that were made again because their first answer was lost."""
     asked = Counter(call.invoke.request_id for call in view.calls if call.invoke.request_id)
-    return sum(times > 1 for times in asked.values())
+    lost = {call.invoke.request_id for call in view.calls if not call.is_ok and not call.is_refused}
+    return sum(times > 1 and request_id in lost for request_id, times in asked.items())
 
 
 def executions_per_step(view: View) -> dict[str, int]:

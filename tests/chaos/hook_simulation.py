@@ -64,6 +64,7 @@ def _trigger(toy: Toy, twist: str) -> ToyHook:
     process_at = toy.now + (AHEAD if twist == "scheduled" else 0)
     task = {"id": toy.number(), "kind": "hook", "key": hook_id, "status": "pending", "run_at": process_at}
     task |= {"fence": 0, "revision": 1, "reason": "run", "session_id": None, "connection": None, "locked_until": None}
+    task |= {"namespace": "default"}
     hook = ToyHook(hook_id, toy.now, process_at, task)
     toy.change("tasks", task, "insert")
     answer = {"hooks": {hook_id: hook.created_at}}

@@ -105,11 +105,6 @@ class Order:
         return {name: getattr(self, name) for name in same}
 
     @property
-    def may_stop_early(self) -> bool:
-        """Whether it need not come as far as to its child."""
-        return self.lifecycle == "terminate" or self.attempts < ATTEMPTS
-
-    @property
     def approval(self) -> dict[str, Any]:
         """The event that it waits for."""
         return {"approved": self.id}
@@ -217,7 +212,7 @@ def programs(order: Order) -> list[Program]:
             [*bodies] if order.aimed else ["reserve", "approval", "charge", "spawn", "ship"],
             {"spawn": child.key},
         ),
-        replace(child, ends=[]) if order.may_stop_early else child,
+        child,
     ]
 
 

@@ -66,6 +66,8 @@ class Plan:
     """Nothing may be executed twice: nobody was lost."""
     takeovers_at_most: int | None = None
     """Most leases that may end because their holders were lost. None: any number."""
+    may_give_up: bool = False
+    """Leases that workers gave up by themselves do not count for that."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +251,16 @@ class Count:
     count: int
 
 
+@dataclass(frozen=True, slots=True)
+class GivenUp:
+    """A worker stopped a task by itself, because it had not been able to renew its lease."""
+
+    worker: str
+    task_id: int
+    fence: int
+    mono_ns: int
+
+
 # ---- what the database says
 
 
@@ -366,6 +378,7 @@ Fact: TypeAlias = (
     | Exit
     | Trouble
     | Count
+    | GivenUp
     | Change
     | InstanceRow
     | StepRow

@@ -55,6 +55,8 @@ class Scenario:
     """Nothing may be executed twice: nobody was lost."""
     takeovers_at_most: int | None = None
     """Leases that may end because their holder seemed to be lost. None: as many as there are."""
+    may_give_up: bool = False
+    """Workers may stop by themselves what they cannot renew."""
     excuse: bool = True
     """Timers may be late while something is broken."""
     flat: bool = False
@@ -137,6 +139,7 @@ class Run:
                 clock_steps=scenario.topology.clock,
                 once=scenario.once,
                 takeovers_at_most=scenario.takeovers_at_most,
+                may_give_up=scenario.may_give_up,
                 excuse=scenario.excuse,
                 drain_leases=scenario.drain_leases,
                 lateness_us=round(scenario.patience * scenario.topology.lease * 1_000_000),

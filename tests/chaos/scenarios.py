@@ -14,6 +14,8 @@ from tests.chaos.site import Topology
 
 SCANS = 10
 """Scans of both namespaces that a run must have finished."""
+WATCHES = 50
+"""Instances that a run must have watched to their ends; half of them where there are fewer."""
 
 
 def soak(minutes: float) -> Scenario:
@@ -30,14 +32,18 @@ def soak(minutes: float) -> Scenario:
     )
 
 
-def scanned(scenario: Scenario) -> Scenario:
-    """The same, to be believed only if scans came to their end. A file has one server, which may be away too long."""
-    if scenario.topology.database == "sqlite":
-        return scenario
-    return replace(scenario, overlaps={"scans": SCANS} | scenario.overlaps)
+def looked_at(scenario: Scenario) -> Scenario:
+    """The same, to be believed only if watches and scans came to their end.
+
+    Of scans those of a file need not: it has one server, which may be away too long.
+    """
+    looks = {"watches": min(WATCHES, scenario.workload.instances // 2)}
+    if scenario.topology.database != "sqlite":
+        looks["scans"] = SCANS
+    return replace(scenario, overlaps=looks | scenario.overlaps)
 
 
-SCENARIOS = {one.name: scanned(one) for one in (*CATALOGUE, *MATRIX, soak(30.0))}
+SCENARIOS = {one.name: looked_at(one) for one in (*CATALOGUE, *MATRIX, soak(30.0))}
 
 
 def slowed(scenario: Scenario, lease: float) -> Scenario:

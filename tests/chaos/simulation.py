@@ -16,11 +16,13 @@ from tests.chaos.records import (
     NOBODY,
     Call,
     Change,
+    Count,
     Effect,
     EventRow,
     Exit,
     Fact,
     Fault,
+    GivenUp,
     History,
     InstanceRow,
     Plan,
@@ -39,8 +41,9 @@ LEASE = 3 * SECOND
 LIMIT = 3
 """Most executions of a step."""
 TWISTS = ("plain", "paused", "restarted", "terminated", "late event", "early event", "open")
-LOSSES = ("killed", "frozen", "unbegun", "interrupted", "exhausted")
-"""What happens to an instance: to its first body, in case of losses."""
+"""What happens to an instance."""
+LOSSES = {"killed": 1, "frozen": 1, "unbegun": 1, "interrupted": 1, "pausing": 1, "given up": 0, "exhausted": LIMIT}
+"""What happens to its first body, with the leases that are lost by that and were not given up."""
 
 
 @dataclass(slots=True)
@@ -89,13 +92,21 @@ class Toy:
 
     def call(self, op: str, key: str, asked: Row, request_id: str = "", **answer: Any) -> str:
         """A call that is answered at once. Returns its request id."""
-        request_id = request_id or f"request-{self.number()}"
-        name = f"call-{self.number()}"
-        about = {"call": name, "op": op, "key": key, "process": "client", "request_id": request_id, "server": "a"}
-        self.write(Call(**about, phase="invoke", mono_ns=self.mono(), value=asked))
-        answer = {"phase": "ok"} | answer
-        self.write(Call(**about, mono_ns=self.mono(), **answer))
-        return request_id
+        call = self.ask(op, key, asked, request_id)
+        self.answer(call, **answer)
+        return call.request_id
+
+    def ask(self, op: str, key: str, asked: Row, request_id: str = "") -> Call:
+        """A call begins."""
+        about = {"call": f"call-{self.number()}", "op": op, "key": key, "process": "client", "server": "a"}
+        about["request_id"] = request_id or f"request-{self.number()}"
+        call = Call(**about, phase="invoke", mono_ns=self.mono(), value=asked)  # type: ignore[arg-type]
+        self.write(call)
+        return call
+
+    def answer(self, call: Call, **answer: Any) -> None:
+        """It is over: acknowledged, unless the answer says otherwise."""
+        self.write(replace(call, mono_ns=self.mono(), **{"phase": "ok", "value": {}} | answer))
 
     def fault(self, name: str, phase: Any = "begin", target: str = "worker-1") -> None:
         """Something breaks, or is whole again."""
@@ -104,24 +115,26 @@ class Toy:
     # ---- an instance
 
     def create(self, name: str, workflow: str = "order", called: bool = True) -> Instance:
-        """Store a new instance; its creator asks twice, and a rival is refused."""
-        key, number = f"default/{workflow}/{name}", self.number()
+        """Store a new instance; its creator is not answered and asks twice more, and a rival is refused."""
+        key, number, params = f"default/{workflow}/{name}", self.number(), {"name": name}
         row = {"id": number, "namespace": "default", "workflow": workflow, "instance_id": name, "run_number": 0}
         row |= {"status": "queued", "output": None, "error_name": None, "created_at": self.now, "updated_at": self.now}
-        row |= {"started_at": None, "ended_at": None, "revision": 0, "params": "{}", "labels": "{}"}
-        row |= {"ended_fence": None}
+        row |= {"started_at": None, "ended_at": None, "revision": 0, "labels": "{}"}
+        row |= {"ended_fence": None, "params": json.dumps(params)}
         task = {"id": number, "run_number": 0, "status": "pending", "fence": 0, "revision": 1, "reason": "run"}
         task |= {"stop": "none", "session_id": None, "connection": None, "locked_until": None, "acked": False}
         task |= {"run_at": self.now, "open_steps": "", "frame_number": 0, "interruptions": 0, "priority": 1}
+        task |= {"namespace": "default"}
         instance = Instance(key, task, row)
         self.instances.append(instance)
         self.change("workflow_instances", row, "insert")
         self.change("tasks", task, "insert")
         if called:
             answer = {"value": self.told(instance), "revision": 1}
-            request_id = self.call("create", key, {}, **answer)
-            self.call("create", key, {}, request_id, **answer)
-            self.call("create", key, {}, phase="fail", code="ALREADY_EXISTS", reason="INSTANCE_ID_ALREADY_EXISTS")
+            request_id = self.call("create", key, params, phase="info", code="UNAVAILABLE")
+            self.call("create", key, params, request_id, **answer)
+            self.call("create", key, params, request_id, **answer)
+            self.call("create", key, params, phase="fail", code="ALREADY_EXISTS", reason="INSTANCE_ID_ALREADY_EXISTS")
         return instance
 
     def told(self, one: Instance) -> Row:
@@ -145,11 +158,29 @@ class Toy:
         self.move(one, "running", status="processing", fence=self.fence, **lease)
 
     def lapse(self, one: Instance, interruptions: int = 0) -> None:
-        """The lease is over, and another takes it."""
+        """The lease is over, and another takes it; if it was to pause, when somebody has resumed it."""
         self.now = max(self.now, one.task["locked_until"] + 1)
         free = {"session_id": None, "locked_until": None, "interruptions": interruptions}
-        self.move(one, "queued", status="pending", reason="takeover", **free)
+        if one.task["stop"] == "pause":
+            self.move(one, "paused", status="parked", stop="none", reason="takeover", **free)
+            self.resume(one)
+        else:
+            self.move(one, "queued", status="pending", reason="takeover", **free)
         self.claim(one, "worker-2")
+
+    def pause(self, one: Instance, now: str, **task: Any) -> None:
+        """Somebody asks twice for a pause, and gets it."""
+        asked = self.ask("pause", one.key, {})
+        self.move(one, now, **task)
+        paused = {"value": self.told(one), "revision": one.task["revision"]}
+        self.answer(asked, **paused)
+        self.call("pause", one.key, {}, asked.request_id, **paused)
+
+    def resume(self, one: Instance) -> None:
+        """Somebody ends the pause."""
+        asked = self.ask("resume", one.key, {})
+        self.move(one, "queued", status="pending", reason="resume", run_at=self.now)
+        self.answer(asked, value=self.told(one), revision=one.task["revision"])
 
     def suspend(self, one: Instance, due: int) -> None:
         """Give it up until then."""
@@ -200,6 +231,14 @@ class Toy:
             case "killed" | "frozen":
                 start = self.begin(one, name)
                 self.lose(one, name, "F01" if twist == "killed" else "F02")
+            case "pausing":
+                self.begin(one, name)
+                self.pause(one, "waiting_for_pause", stop="pause")
+                self.lose(one, name, "F01")
+            case "given up":
+                self.begin(one, name)
+                self.write(GivenUp("worker-1", one.task["id"], one.task["fence"], self.mono()))
+                self.lose(one, name, "F22")
             case "unbegun":
                 self.lose(one, name, "F01", self.open(one, name))
             case "interrupted":
@@ -245,12 +284,9 @@ class Toy:
         self.step(one, name, "sleep", status="waiting", wake_at=due)
         self.suspend(one, due)
         if twist == "paused":
-            self.move(one, "paused", status="parked")
-            paused = {"value": self.told(one), "revision": one.task["revision"]}
-            self.call("pause", one.key, {}, self.call("pause", one.key, {}, **paused), **paused)
+            self.pause(one, "paused", status="parked")
             self.now = due + 5 * LEASE
-            self.move(one, "queued", status="pending", reason="resume", run_at=self.now)
-            self.call("resume", one.key, {}, value=self.told(one), revision=one.task["revision"])
+            self.resume(one)
         self.now = max(self.now, due)
         self.claim(one)
         self.step(one, name, "sleep", status="completed")
@@ -293,17 +329,17 @@ class Toy:
             self.step(one, name, "wait_for_event", status="completed", result=event["payload"])
             self.change("workflow_events", event)
 
-    def finish(self, one: Instance, status: str, output: str | None = None) -> None:
+    def finish(self, one: Instance, status: str, **columns: Any) -> None:
         """The run ends; its worker or somebody else wants it so."""
         self.mono()
-        one.row |= {"status": status, "output": output, "ended_at": self.now, "updated_at": self.now}
+        one.row |= {"status": status, "ended_at": self.now, "updated_at": self.now} | columns
         one.row["revision"] = one.task["revision"] + 1
         one.row["ended_fence"] = None if status == "terminated" else one.task["fence"]
         self.change("workflow_instances", one.row)
         self.change("tasks", one.task, "delete")
         one.has_task = False
         seen = Seen("client", "1", one.key, status, one.row["run_number"], one.row["revision"], self.mono())
-        self.write(seen)
+        self.write(seen, Count("watches", 1))
         refused = {"phase": "fail", "code": "FAILED_PRECONDITION", "reason": "INSTANCE_TERMINAL"}
         self.call("event", one.key, {"type": "go", "payload": json.dumps({"number": self.number()})}, **refused)
 
@@ -331,7 +367,7 @@ class Toy:
         self.claim(one)
         if twist == "exhausted":
             self.exhaust(one, "first")
-            self.finish(one, "errored")
+            self.finish(one, "errored", error_name=EXHAUSTED)
             return
         self.do(one, "first", twist)
         if twist == "restarted":
@@ -352,7 +388,7 @@ class Toy:
         self.parcel(child)
         self.do(one, "spawn")
         results = {name: json.loads(one.steps[one.row["run_number"], name]["result"]) for name in output}
-        self.finish(one, "complete", json.dumps(results))
+        self.finish(one, "complete", output=json.dumps(results))
 
     def parcel(self, key: str) -> None:
         """The child of an instance."""
@@ -361,7 +397,7 @@ class Toy:
         self.claim(one)
         self.do(one, "pack")
         result = json.loads(one.steps[0, "pack"]["result"])
-        self.finish(one, "complete", json.dumps({"pack": result}))
+        self.finish(one, "complete", output=json.dumps({"pack": result}))
 
     def scan(self) -> None:
         """Page through all orders."""
@@ -415,17 +451,24 @@ def _event_rows(source: Any, one: Instance) -> list[EventRow]:
     ]
 
 
+def _plan(seed: int, twists: list[str], *, excuse: bool) -> Plan:
+    """What happens at least, and the leases that are lost at most."""
+    operations, faults = {"create": 18, "event": 10}, {"F01": 1, "F02": 1, "F75": 1}
+    overlaps = {"zombie-reports": 1, "exhausted": 1, "repeats": 1, "watches": 1}
+    most = {"takeovers_at_most": sum(LOSSES.get(twist, 0) for twist in twists), "may_give_up": True}
+    return Plan(seed, LEASE, "sqlite", operations, faults, overlaps, slots=4, excuse=excuse, **most)
+
+
 @cache
 def history(seed: int) -> History:
     """A legal history: everything that can happen to an instance, in some order, some of it more than once."""
     toy = Toy(seed)
-    meant = ({"create": 18, "event": 10}, {"F01": 1, "F02": 1, "F75": 1}, {"zombie-reports": 1, "exhausted": 1})
-    toy.write(Plan(seed, LEASE, "sqlite", *meant, slots=4, excuse=toy.rng.random() < 0.5))
+    twists = [*TWISTS, *LOSSES, *toy.rng.choices((*TWISTS, *LOSSES), k=toy.rng.randint(0, 3))]
+    toy.rng.shuffle(twists)
+    toy.write(_plan(seed, twists, excuse=toy.rng.random() < 0.5))
     toy.write(Stage("warm", toy.mono(), toy.now))
     toy.fault("F75", target=NOBODY)
     run_hooks(toy)
-    twists = [*TWISTS, *LOSSES, *toy.rng.choices(TWISTS + LOSSES, k=toy.rng.randint(0, 3))]
-    toy.rng.shuffle(twists)
     for twist in twists:
         toy.run(twist)
         toy.scan()

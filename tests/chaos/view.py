@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import json
-import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
@@ -18,6 +17,7 @@ from tests.chaos.records import (
     Effect,
     EventRow,
     Fault,
+    GivenUp,
     History,
     InstanceRow,
     Plan,
@@ -36,6 +36,9 @@ FINAL = ("completed", "errored")
 EXHAUSTED = "StepMaxAttemptsExceeded"
 """The error of a step whose executions were all lost."""
 
+CLOCKS_APART_US = 2000
+"""How differently two processes of a machine may read one clock, at most."""
+FOREVER = 2**62
 ALMOST = 0.75
 """Part of its room from which on a worker counts as full."""
 
@@ -145,12 +148,18 @@ class Story:
 
     def was_paused(self, begin_us: int, end_us: int) -> bool:
         """Whether it was paused, or was to pause, at any time between the two."""
+        return any(begin <= end_us and begin_us <= end for begin, end in self._pauses())
+
+    def paused_until(self, begin_us: int, end_us: int) -> int:
+        """The last moment between the two at which it was paused, or was to pause; the first if it never was."""
+        ends = [min(end, end_us) for begin, end in self._pauses() if begin <= end_us and begin_us <= end]
+        return max([begin_us, *ends])
+
+    def _pauses(self) -> Iterator[tuple[int, int]]:
         for before, after in pairwise([*self.tasks, None]):
             assert before is not None
-            stopped = before.row["status"] == "parked" or before.row["stop"] != "none"
-            if stopped and before.at_us <= end_us and (after is None or after.at_us >= begin_us):
-                return True
-        return False
+            if is_stopped(before.row):
+                yield before.at_us, FOREVER if after is None else after.at_us
 
     def task_with(self, step: Change) -> Change | None:
         """The version of the task that was written with a version of a step: the first of its revision or later.
@@ -193,12 +202,15 @@ class View:
         real = [fault for fault in self.faults if fault.target != NOBODY]
         return [(begin.wall_us, end + self._heal_us) for begin, end in windows(real)]
 
-    def patience_us(self, begin_us: int, end_us: int) -> float:
-        """How long what is due at the first may take until the second: longer if something was broken meanwhile."""
-        patience = self.plan.lateness_us or self.plan.lease_us
-        if not any(begin <= end_us and begin_us <= end for begin, end in self.broken):
-            return patience
-        return math.inf if self.plan.excuse else patience + self._heal_us
+    def whole_since(self, begin_us: int, end_us: int) -> int:
+        """Since when nothing was broken any more, of the time between the two: the first if nothing ever was.
+
+        In a run that excuses nothing all must go on while something is broken, after as long as that takes to heal.
+        """
+        ends = [end for begin, end in self.broken if begin <= end_us and begin_us <= end]
+        if not self.plan.excuse:
+            return begin_us + (self._heal_us if ends else 0)
+        return min(end_us, max([begin_us, *ends]))
 
     @property
     def _heal_us(self) -> int:
@@ -235,11 +247,18 @@ class View:
             row = change.row
             if change.table == "tasks" and change.change != "delete" and row["status"] == "processing":
                 lease = (row["id"], row["fence"])
+                if change.at_us > self.given_up.get(lease, FOREVER):
+                    continue
                 session, begin, end = held.get(lease, (row["session_id"], change.seq, change.seq))
                 kept = (row["locked_until"] or 0) > until.get(lease, 0)
                 held[lease] = (session, begin, change.seq if kept else end)
                 until[lease] = row["locked_until"] or 0
         return list(held.values())
+
+    @cached_property
+    def given_up(self) -> dict[tuple[int, int], int]:
+        """By task and fence: when its worker gave a lease up by itself."""
+        return {(one.task_id, one.fence): self.wall_us(one.mono_ns) for one in self.history.of(GivenUp)}
 
     @cached_property
     def last_lease(self) -> dict[tuple[str | None, int | None], int]:
@@ -261,10 +280,10 @@ class View:
         return began.wall_us + (mono_ns - began.mono_ns) // 1000
 
     @cached_property
-    def clock_error_us(self) -> int:
-        """By how much the two clocks of the machine have parted during the run: the one that is set, and the other."""
+    def clock_slack_us(self) -> int:
+        """How differently two processes may read one moment, by the machine's two clocks, which part if one is set."""
         parted = [stage.wall_us - self.wall_us(stage.mono_ns) for stage in self.stages.values()]
-        return max(map(abs, parted), default=0)
+        return CLOCKS_APART_US + max(map(abs, parted), default=0)
 
     def story(self, key: str) -> Story:
         """What is known of an instance, from now on."""
@@ -329,6 +348,11 @@ def windows(faults: Iterable[Fault]) -> list[tuple[Fault, int]]:
         if before is not None:
             pairs.append((before, fault.wall_us if fault.phase == "end" else before.wall_us))
     return pairs + [(fault, fault.wall_us) for fault in open_.values()]
+
+
+def is_stopped(task: Row) -> bool:
+    """Whether the instance of a task is paused, or is to pause."""
+    return bool(task["status"] == "parked" or task["stop"] != "none")
 
 
 def loads(text: str | None) -> Any:

@@ -30,10 +30,11 @@ from stepwell import (
     WorkflowStep,
     hook,
 )
+from stepwell.holdings import Holdings
 from tests.chaos import zombies
 from tests.chaos.model import ATTEMPTS, CHILD, ELSEWHERE, ORDER, POISON, RACE
 from tests.chaos.processes import count_tasks_when_asked
-from tests.chaos.records import Effect, Handling, Recorder, key_of, now_ns
+from tests.chaos.records import Effect, GivenUp, Handling, Recorder, key_of, now_ns
 
 CACHE = 20
 """Suspended runs that stay in memory: those of a few seconds, so that some are forgotten in every run."""
@@ -204,11 +205,27 @@ async def note(payload: Any, ctx: JobContext) -> None:
     Ledger.recorder.record(Handling(**about, phase="end", mono_ns=now_ns()))
 
 
+def note_what_is_given_up() -> None:
+    """Write down which leases this process gives up by itself."""
+    expire = Holdings.expire
+
+    def noting(self: Holdings) -> None:
+        before = [(held.task_id, held.fence) for held in self.held()]
+        expire(self)
+        left = {(held.task_id, held.fence) for held in self.held()}
+        given_up = [lease for lease in before if lease not in left]
+        if given_up:
+            Ledger.recorder.record(*(GivenUp(Ledger.worker, *lease, now_ns()) for lease in given_up))
+
+    Holdings.expire = noting  # type: ignore[method-assign]
+
+
 class Quiet(logging.Formatter):
     """Failures of bodies are part of the plan: their tracebacks would hide those that are not."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that logging has for it
-        return repr(ei[1])
+        is_planned = isinstance(ei[1], DeliberateFailure | CallFailed | asyncio.CancelledError)
+        return repr(ei[1]) if is_planned else super().formatException(ei)
 
 
 async def work(config: dict[str, Any]) -> None:
@@ -218,6 +235,7 @@ async def work(config: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     Ledger.open(Path(config["folder"]), config["name"])
     zombies.count_stale(Ledger.recorder)
+    note_what_is_given_up()
     if config["zombie"]:
         zombies.know_no_better()
     app = App(workflows=[OrderFlow, ParcelFlow, RaceFlow, PoisonFlow], hooks=[note])

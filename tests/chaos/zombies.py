@@ -35,14 +35,15 @@ def know_no_better() -> None:
     """Keep leases however old they are, and report what came of them even if a Welcome did not list them."""
     welcomed = Holdings.welcomed
 
-    def reporting(self: Holdings, welcome: pb.Welcome) -> None:
+    def reporting(self: Holdings, welcome: pb.Welcome) -> bool:
         kept = {(held.task_id, held.fence) for held in welcome.held}
         lost = [held for held in self._held.values() if (held.task_id, held.fence) not in kept]
         reports = [frame for held in lost if held.work is not None for frame in held.work.unacked_frames()]
-        welcomed(self, welcome)
+        goes_on = welcomed(self, welcome)
         for frame in reports:
             _late.add((frame.task_id, frame.fence))
             self.send(frame)
+        return goes_on
 
     Holdings.welcomed = reporting  # type: ignore[method-assign]
     Holdings.expire = _keep  # type: ignore[method-assign]

@@ -41,6 +41,8 @@ def check(view: View) -> Iterator[Violation]:
     yield from _watchers_go_forward(view)
     yield from _credits_hold(view)
     yield from _errors_are_listed(view)
+    yield from _refusals_are_true(view)
+    yield from _readers_are_shown_it(view)
     yield from _views_agree(view)
     yield from _revisions_follow_time(view)
     yield from _revisions_name_states(view)
@@ -50,9 +52,11 @@ def _repeats_are_answered_alike(view: View) -> Iterator[Violation]:
     """A1: one request gets one answer, however often it is asked."""
     answers: dict[tuple[str, str], list[Invocation]] = defaultdict(list)
     for call in view.calls:
-        if call.is_ok and call.invoke.request_id:
+        if (call.is_ok or call.is_refused) and call.invoke.request_id:
             answers[call.op, call.invoke.request_id].append(call)
     for (op, _), calls in answers.items():
+        if len({call.is_ok for call in calls}) > 1:
+            yield Violation("A1", calls[0].key, f"a repeated {op} was acknowledged, and refused")
         for name in _SAME_IN_REPEATS.get(op, ()):
             told = {call.answer[name] for call in calls if name in call.answer}
             if len(told) > 1:
@@ -129,6 +133,26 @@ def _errors_are_listed(view: View) -> Iterator[Violation]:
             yield Violation(
                 "A6", reply.key, f"{reply.op} was answered {reply.code} {reply.reason or 'without a reason'}"
             )
+
+
+def _refusals_are_true(view: View) -> Iterator[Violation]:
+    """A6: what is refused because it has ended had ended by then."""
+    for call in view.calls:
+        if call.reply is None or call.reply.reason != "INSTANCE_TERMINAL" or view.plan.clock_steps:
+            continue
+        by = view.wall_us(call.reply.mono_ns) + view.clock_slack_us
+        versions = view.stories[call.key].versions if call.key in view.stories else []
+        if not any(one.row["status"] in ENDED and one.at_us <= by for one in versions):
+            yield Violation("A6", call.key, f"{call.op} was refused because it had ended, and it had not")
+
+
+def _readers_are_shown_it(view: View) -> Iterator[Violation]:
+    """A5: whoever asks about an instance is told of that one, and not of another that is called alike."""
+    for call in view.calls:
+        instance = view.stories[call.key].instance if call.key in view.stories else None
+        told = call.answer.get("created_at") if "status" in call.answer else None
+        if instance is not None and told is not None and told != instance.created_at:
+            yield Violation("A5", call.key, f"{call.op} was told of an instance that was created at {told}")
 
 
 def _views_agree(view: View) -> Iterator[Violation]:

@@ -9,9 +9,6 @@ from tests.chaos.records import Change, Effect, StepRow
 from tests.chaos.verdicts import Violation
 from tests.chaos.view import EXHAUSTED, FINAL, Story, View, loads
 
-CLOCKS_APART_US = 2000
-"""How differently two processes of a machine may read one moment, at most."""
-
 
 def check(view: View) -> Iterator[Violation]:
     """All of them."""
@@ -140,12 +137,12 @@ def _what_came_before_is_stored(view: View, story: Story) -> Iterator[Violation]
     """W7: the same by the clock, which the ledger and the trail share unless the run moves the database's."""
     if view.plan.clock_steps:
         return
-    order, slack = _order(story), CLOCKS_APART_US + view.clock_error_us
+    order = _order(story)
     for (run, name), versions in story.steps.items():
         over = next((one for one in versions if one.row["status"] in FINAL), None)
         for start in _starts(story) if over is not None and name in order else ():
             too_soon = over.at_us - view.wall_us(start.mono_ns)
-            if start.run == run and order[name] < order[start.step] and too_soon > slack:
+            if start.run == run and order[name] < order[start.step] and too_soon > view.clock_slack_us:
                 text = f"step {start.step!r} of run {run} was begun {too_soon} us before {name!r} was stored"
                 yield Violation("W7", story.key, text)
 

@@ -27,32 +27,36 @@ def check(view: View) -> Iterator[Violation]:
 
 
 def _acked_events_exist(story: Story) -> Iterator[Violation]:
-    """E1: an acknowledged event is there, and one that was refused is not."""
-    stored = {event.event_id for event in story.final_events}
+    """E1: an acknowledged event is there as it was sent, and one that was refused is not."""
+    stored = {event.event_id: event for event in story.final_events}
     payloads = {event.payload for event in story.final_events}
     by_request: dict[str, list[Invocation]] = defaultdict(list)
     for call in story.calls:
         if call.op == "event":
             by_request[call.request_id].append(call)
     for calls in by_request.values():
-        payload = calls[0].invoke.value.get("payload")
+        type_, payload = (calls[0].invoke.value.get(name) for name in ("type", "payload"))
         for call in calls:
-            if call.is_ok and call.answer.get("event_id") not in stored:
-                event = f"event {call.answer.get('event_id')} ({payload})"
+            event_id = call.answer.get("event_id")
+            event, told = f"event {event_id} ({payload})", (type_, payload, call.answer.get("created_at"))
+            found = stored.get(event_id)
+            if call.is_ok and found is None:
                 yield Violation("E1", story.key, f"{event} was acknowledged, and is not there", "lost")
+            elif call.is_ok and found is not None and told != (found.type, found.payload, found.created_at):
+                yield Violation("E1", story.key, f"{event} was acknowledged, and is another: {found}", "lost")
         if all(call.is_refused for call in calls) and payload is not None and payload in payloads:
             yield Violation("E5", story.key, f"the event {payload} was refused, and is there")
 
 
 def _events_exist_once(story: Story) -> Iterator[Violation]:
-    """E1: an event that was sent once, however often it was repeated, is there once."""
+    """E1: an event that was sent once, however often it was repeated, is there once; one that nobody sent is not."""
     sent: dict[str | None, set[str]] = defaultdict(set)
     for call in story.calls:
         if call.op == "event" and "payload" in call.invoke.value:
             sent[call.invoke.value["payload"]].add(call.request_id)
     found = Counter(event.payload for event in story.final_events)
     for payload, times in found.items():
-        if payload in sent and times > len(sent[payload]):
+        if times > len(sent[payload]):
             yield Violation(
                 "E1", story.key, f"the event {payload} was sent {len(sent[payload])} times, it is there {times} times"
             )

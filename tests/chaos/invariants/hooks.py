@@ -11,9 +11,6 @@ from tests.chaos.records import Change, Handling, HookRow
 from tests.chaos.verdicts import Violation
 from tests.chaos.view import View
 
-SLACK_US = 1_000
-"""By how much the clocks of the machine may differ."""
-
 
 @dataclass(slots=True)
 class HookStory:
@@ -112,7 +109,7 @@ def _never_early(view: View, story: HookStory) -> Iterator[Violation]:
             yield Violation("H3", story.hook_id, "a later execution was shifted like the first")
     for start in story.starts:
         early = due - view.wall_us(start.mono_ns)
-        if early > SLACK_US:
+        if early > view.clock_slack_us:
             yield Violation("H3", story.hook_id, f"an execution began {early} us before its time", "early-fired")
 
 

@@ -137,7 +137,7 @@ def _results_are_of_the_holder(story: Story) -> Iterator[Violation]:
 
 
 def _failures_are_of_the_holder(story: Story) -> Iterator[Violation]:
-    """W5: a failure that is stored is of an execution that held the lease. It may have failed without saying so."""
+    """W4, W5: a failure that is stored is of an execution that held the lease. It may have failed without saying so."""
     for (run, name), versions in story.steps.items():
         for failed in versions:
             row = failed.row
@@ -150,8 +150,11 @@ def _failures_are_of_the_holder(story: Story) -> Iterator[Violation]:
                 if (one.end is None or one.end.phase == "fail")
                 and (one.start.attempt or row["attempts"]) == row["attempts"]
             }
+            what = f"failure {row['attempts']} of step {name!r} of run {run}"
             if fences:
-                yield from _held(story, failed, fences, f"failure {row['attempts']} of step {name!r} of run {run}")
+                yield from _held(story, failed, fences, what)
+            else:
+                yield Violation("W4", story.key, f"{what} is of no execution: none of that number failed", "lost")
 
 
 def _held(story: Story, step: Change, fences: set[int | None], what: str) -> Iterator[Violation]:

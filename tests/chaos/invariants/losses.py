@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from tests.chaos.figures import completing, takeovers
+from tests.chaos.figures import completing, taken_over
 from tests.chaos.verdicts import Violation
 from tests.chaos.view import View
 
@@ -13,9 +13,16 @@ def check(view: View) -> Iterator[Violation]:
     """Both, if the plan asks for them."""
     if view.plan.once:
         yield from _executed_once(view)
+    yield from _taken_from_nobody(view)
+
+
+def _taken_from_nobody(view: View) -> Iterator[Violation]:
+    """O2: no more leases are taken over than holders were lost, or gave up if they may."""
     most = view.plan.takeovers_at_most
-    if most is not None and takeovers(view) > most:
-        yield Violation("O2", "run", f"{takeovers(view)} leases were taken over, and at most {most} holders were lost")
+    given_up = set(view.given_up) if view.plan.may_give_up else set()
+    taken = [lease for lease in taken_over(view) if lease not in given_up]
+    if most is not None and len(taken) > most:
+        yield Violation("O2", "run", f"{len(taken)} leases were taken over, and at most {most} holders were lost")
 
 
 def _executed_once(view: View) -> Iterator[Violation]:

@@ -54,6 +54,9 @@ def check(view: View) -> Iterator[Violation]:
     """All of them."""
     for story in view.stories.values():
         yield from _never_early(view, story)
+        yield from _never_over_at_once(view, story)
+        if not view.plan.clock_steps:
+            yield from _never_executed_early(view, story)
         yield from _never_moved(story)
         yield from _never_late(view, story)
         yield from _never_twice(story)
@@ -65,10 +68,39 @@ def _never_early(view: View, story: Story) -> Iterator[Violation]:
     """T1: no timer fires before its time, by the server's stamp nor by the database's own clock, unless that is moved
     between the two."""
     for firing in firings(story):
-        stamp = firing.fired.row["updated_at"]
-        early = firing.due_us - (stamp if view.plan.clock_steps else min(firing.fired.at_us, stamp))
+        early = firing.due_us - _fired_us(view, firing.fired)
         if firing.by_time and early > 0:
             yield Violation("T1", story.key, f"{_name(firing)} fired {early} us before its time", "early-fired")
+
+
+def _never_over_at_once(view: View, story: Story) -> Iterator[Violation]:
+    """T1: nor is one stored as over before its time that was never seen to wait."""
+    for (run, name), (first, *_) in story.steps.items():
+        row = first.row
+        by_time = (row["type"], row["status"]) in (("sleep", "completed"), ("wait_for_event", "errored"))
+        if by_time and row["wake_at"] > _fired_us(view, first):
+            text = f"step {name!r} of run {run} was over when it was stored, before its time"
+            yield Violation("T1", story.key, text, "early-fired")
+
+
+def _fired_us(view: View, over: Change) -> int:
+    """When a timer had fired: by the server's stamp, and by the database's own clock unless that is moved."""
+    stamp = int(over.row["updated_at"])
+    return stamp if view.plan.clock_steps else min(over.at_us, stamp)
+
+
+def _never_executed_early(view: View, story: Story) -> Iterator[Violation]:
+    """T1: no body is executed again before its retry is due."""
+    for (run, name), versions in story.steps.items():
+        for waiting in versions:
+            row = waiting.row
+            if row["type"] != "do" or row["status"] != "waiting":
+                continue
+            for one in story.executions.get((run, name), ()):
+                early = row["next_retry_at"] - view.wall_us(one.start.mono_ns)
+                if (one.start.attempt or 0) > row["attempts"] and early > view.clock_slack_us:
+                    text = f"execution {one.start.attempt} of step {name!r} of run {run} began {early} us too early"
+                    yield Violation("T1", story.key, text, "early-fired")
 
 
 def _never_moved(story: Story) -> Iterator[Violation]:
@@ -98,11 +130,19 @@ def _never_late(view: View, story: Story) -> Iterator[Violation]:
 
 
 def is_late(view: View, story: Story, due_us: int, done_us: int) -> bool:
-    """Whether what was due at the first was done at the second, and that is too late without an excuse."""
-    patience = view.patience_us(due_us, done_us)
-    if done_us - due_us <= patience or view.plan.clock_steps or story.was_paused(due_us, done_us):
+    """Whether what was due at the first was done at the second, and that is too late without an excuse: it took too
+    long though nothing was broken any more and nobody wanted a pause."""
+    patience = view.plan.lateness_us or view.plan.lease_us
+    since_us = max(view.whole_since(due_us, done_us), story.paused_until(due_us, done_us))
+    if done_us - since_us <= patience or view.plan.clock_steps:
         return False
-    return _was_forgotten(view, due_us, done_us, patience, _priority(story, done_us))
+    meanwhile = [claim for claim in view.claims if since_us < claim.at_us < done_us]
+    own = [claim for claim in meanwhile if story.key.startswith(f"{claim.row['namespace']}/")]
+    if _was_passed_over(own, due_us, done_us - patience, _priority(story, done_us)):
+        return True
+    moments = [since_us, *(claim.at_us for claim in meanwhile), done_us]
+    gaps = [(before, after) for before, after in pairwise(moments) if after - before > patience]
+    return any(not view.is_full((before + after) // 2) for before, after in gaps)
 
 
 def _priority(story: Story, at_us: int) -> int:
@@ -111,19 +151,13 @@ def _priority(story: Story, at_us: int) -> int:
     return int(waited[-1].row["priority"]) if waited and waited[-1].row["status"] == "pending" else 0
 
 
-def _was_forgotten(view: View, due_us: int, fired_us: int, bound: float, priority: int) -> bool:
-    """Whether somebody who could have fired a timer did something else: took what was due later and is not more
-    urgent, or nothing at all.
+def _was_passed_over(claims: list[Change], due_us: int, until_us: int, priority: int) -> bool:
+    """Whether somebody took what was due later and is not more urgent. All may be busy with what was due before.
 
-    All workers may simply be busy with what was due before.
+    The claims are those of one namespace, as the workers of another have room of their own.
     """
-    meanwhile = [claim for claim in view.claims if due_us < claim.at_us < fired_us]
-    later = [claim for claim in meanwhile if claim.row["run_at"] > due_us and claim.row["priority"] >= priority]
-    if any(claim.at_us < fired_us - bound for claim in later):
-        return True
-    moments = [due_us, *(claim.at_us for claim in meanwhile), fired_us]
-    gaps = [(before, after) for before, after in pairwise(moments) if after - before > bound]
-    return any(not view.is_full((before + after) // 2) for before, after in gaps)
+    later = [claim for claim in claims if claim.row["run_at"] > due_us and claim.row["priority"] >= priority]
+    return any(claim.at_us < until_us for claim in later)
 
 
 def _never_twice(story: Story) -> Iterator[Violation]:

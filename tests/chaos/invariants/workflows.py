@@ -8,10 +8,7 @@ from itertools import pairwise
 
 from tests.chaos.records import Change, InstanceRow
 from tests.chaos.verdicts import Violation
-from tests.chaos.view import ENDED, FINAL, Invocation, Story, View, loads
-
-CLOCKS_US = 1_000_000
-"""By how much the clocks of callers and of the database may differ, at most."""
+from tests.chaos.view import ENDED, FINAL, FOREVER, Invocation, Story, View, is_stopped, loads
 
 _EDGES = {
     "queued": {"running", "paused", "terminated"},
@@ -28,12 +25,15 @@ def check(view: View) -> Iterator[Violation]:
     yield from _instances_exist_once(view)
     for story in view.stories.values():
         yield from _creates_agree(story)
+        yield from _somebody_created(story)
+        yield from _stored_as_created(story)
         yield from _restarts_count_once(story)
         yield from _changes_are_not_lost(view, story)
         yield from _statuses_follow_edges(story)
         yield from _results_are_final(story)
         yield from _runs_are_apart(story)
         yield from _pauses_hold(story)
+        yield from _pauses_are_ended_by_somebody(view, story)
         yield from _nothing_begins_in_a_pause(story)
         yield from _waits_for_something(story)
         yield from _children_exist(view, story)
@@ -77,6 +77,24 @@ def _creates_agree(story: Story) -> Iterator[Violation]:
         yield Violation("W2", story.key, f"its creators were told of different instances, created at {sorted(stamps)}")
 
 
+def _somebody_created(story: Story) -> Iterator[Violation]:
+    """W2: an id that is refused because it is there is somebody's: one of those who tried it was acknowledged."""
+    creates = [call for call in story.calls if call.op == "create"]
+    known = {call.request_id for call in creates if call.is_ok or call.is_refused}
+    is_unknown = any(call.request_id not in known for call in creates)
+    if creates and not is_unknown and not any(call.is_ok for call in creates):
+        yield Violation("W2", story.key, "all who tried to create it were refused")
+
+
+def _stored_as_created(story: Story) -> Iterator[Violation]:
+    """W1: an instance has the parameters with which it was created."""
+    for call in story.calls:
+        acked = call.op == "create" and call.is_ok and story.instance is not None
+        if acked and story.instance is not None and loads(story.instance.params) != call.invoke.value:
+            text = f"it was created with {call.invoke.value}, and has {story.instance.params}"
+            yield Violation("W1", story.key, text, "lost")
+
+
 def _restarts_count_once(story: Story) -> Iterator[Violation]:
     """W2: one request to restart makes one run, however often it is repeated."""
     asked = len({call.request_id for call in story.calls if call.op == "restart"})
@@ -111,10 +129,10 @@ def _changes_are_not_lost(view: View, story: Story) -> Iterator[Violation]:
 def _was_to_pause(view: View, story: Story, calls: list[Invocation]) -> bool:
     """Whether the instance was paused, or was to pause, between a request and its first acknowledgement."""
     if view.plan.clock_steps:
-        return story.was_paused(0, 2**62)
+        return story.was_paused(0, FOREVER)
     begin = view.wall_us(min(call.invoke.mono_ns for call in calls))
     end = view.wall_us(min(call.reply.mono_ns for call in calls if call.is_ok and call.reply))
-    return story.was_paused(begin - CLOCKS_US, end + CLOCKS_US)
+    return story.was_paused(begin - view.clock_slack_us, end + view.clock_slack_us)
 
 
 def _statuses_follow_edges(story: Story) -> Iterator[Violation]:
@@ -156,15 +174,16 @@ def _outcome(version: Change) -> tuple[str, str | None, str | None]:
 
 
 def _runs_are_apart(story: Story) -> Iterator[Violation]:
-    """W8: nothing of one run is stored in another."""
+    """W8: nothing of one run is stored in another: no step is written, and no event arrives."""
     current = {task.seq: task.row["run_number"] for task in story.tasks}
     starts = sorted(current)
-    for (run, name), versions in story.steps.items():
-        for version in versions:
-            earlier = [seq for seq in starts if seq <= version.seq]
-            now = current[earlier[-1]] if earlier else run
-            if run < now:
-                yield Violation("W8", story.key, f"step {name!r} of run {run} was written when run {now} had begun")
+    steps = ((f"step {name!r}", run, one) for (run, name), versions in story.steps.items() for one in versions)
+    events = ((f"event {event_id}", run, versions[0]) for (run, event_id), versions in story.events.items())
+    for what, run, version in (*steps, *events):
+        earlier = [seq for seq in starts if seq <= version.seq]
+        now = current[earlier[-1]] if earlier else run
+        if run < now:
+            yield Violation("W8", story.key, f"{what} of run {run} was written when run {now} had begun")
 
 
 def _pauses_hold(story: Story) -> Iterator[Violation]:
@@ -176,6 +195,18 @@ def _pauses_hold(story: Story) -> Iterator[Violation]:
         status = call.answer.get("status", "paused")
         if call.op == "pause" and call.is_ok and status not in ("paused", "waiting_for_pause"):
             yield Violation("W8", story.key, f"its pause was acknowledged, and it is {status}")
+
+
+def _pauses_are_ended_by_somebody(view: View, story: Story) -> Iterator[Violation]:
+    """W8: a run that is paused, or is to pause, goes on when somebody has asked for that, and not before."""
+    asked = min((call.invoke.mono_ns for call in story.calls if call.op == "resume"), default=None)
+    asked_us = FOREVER if asked is None else view.wall_us(asked)
+    for before, after in pairwise(story.tasks):
+        of_one_run = before.row["run_number"] == after.row["run_number"] and after.change == "update"
+        if not of_one_run or not is_stopped(before.row) or is_stopped(after.row):
+            continue
+        if asked is None or (after.at_us < asked_us - view.clock_slack_us and not view.plan.clock_steps):
+            yield Violation("W8", story.key, f"its pause ended under fence {after.row['fence']}, and nobody resumed it")
 
 
 def _nothing_begins_in_a_pause(story: Story) -> Iterator[Violation]:
@@ -252,17 +283,22 @@ def _children_exist(view: View, story: Story) -> Iterator[Violation]:
 
 
 def _ends_as_programmed(story: Story) -> Iterator[Violation]:
-    """W11: an instance ends with one of the statuses of its program, and with the results of its steps."""
+    """W11: an instance ends with one of the statuses of its program, and what its steps returned or failed with."""
     instance, program = story.instance, story.program
     if instance is None or program is None or not story.has_ended or not program.ends:
         return
     if instance.status not in program.ends:
         why = f" ({instance.error_name}: {instance.error_message})" if instance.error_name else ""
         yield Violation("W11", story.key, f"it ended {instance.status}{why}, not {' or '.join(program.ends)}")
+    if instance.status == "errored":
+        steps = [step for (run, _), step in story.final_steps.items() if run == instance.run_number]
+        if instance.error_name not in {step.error_name for step in steps if step.status == "errored"}:
+            text = f"it failed with {instance.error_name}, with which none of its steps had failed"
+            yield Violation("W11", story.key, text)
     if instance.status == "complete" and program.output:
-        steps = {name: story.final_steps.get((instance.run_number, name)) for name in program.output}
-        expected = {name: loads(step.result) if step is not None else None for name, step in steps.items()}
-        missing = [name for name, step in steps.items() if step is None or step.status != "completed"]
+        made = {name: story.final_steps.get((instance.run_number, name)) for name in program.output}
+        expected = {name: loads(step.result) if step is not None else None for name, step in made.items()}
+        missing = [name for name, step in made.items() if step is None or step.status != "completed"]
         if missing:
             yield Violation("W11", story.key, f"it is complete without its steps {', '.join(missing)}")
         elif loads(instance.output) != expected:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.chaos.lies.forger import Forger, breaks
+from tests.chaos.lies.forger import EXISTS, Forger, breaks
 from tests.chaos.records import (
     Call,
     Change,
+    Count,
     Effect,
     EventRow,
     Exit,
     Fault,
+    GivenUp,
     InstanceRow,
     Plan,
     Scan,
@@ -22,13 +24,18 @@ from tests.chaos.records import (
     Trouble,
 )
 from tests.chaos.simulation import LEASE
-from tests.chaos.view import EXHAUSTED
+from tests.chaos.view import ENDED, EXHAUSTED
 
 
 @breaks("A1")
 def a_repeated_request_is_answered_otherwise(forger: Forger) -> None:
     told = forger.any(Call, op="create", phase="ok")
     forger.alter(told, value=told.value | {"created_at": 1})
+
+
+@breaks("A1")
+def a_repeated_create_is_refused(forger: Forger) -> None:
+    forger.alter(forger.any(Call, op="create", phase="ok"), **EXISTS)
 
 
 @breaks("A2")
@@ -75,9 +82,30 @@ def a_scan_shows_what_belongs_to_others(forger: Forger) -> None:
     forger.alter(scan, keys=[*scan.keys, "secret/order/1"])
 
 
+@breaks("A5")
+def a_reader_is_shown_another_instance(forger: Forger) -> None:
+    told = forger.any(Call, op="get", phase="ok")
+    forger.alter(told, value=told.value | {"created_at": told.value["created_at"] + 1})
+
+
 @breaks("A6")
 def a_call_fails_for_unknown_reasons(forger: Forger) -> None:
     forger.alter(forger.any(Call, phase="fail"), code="UNKNOWN", reason="")
+
+
+@breaks("A6")
+def a_page_is_refused(forger: Forger) -> None:
+    told = {"code": "INVALID_ARGUMENT", "reason": "PAGE_TOKEN_INVALID"}
+    forger.add(Call("lie", "list", "", "fail", 10**19, "client", **told))
+
+
+@breaks("A6")
+def a_living_instance_refuses(forger: Forger) -> None:
+    refused = forger.any(Call, reason="INSTANCE_TERMINAL")
+    ended = [one for one in forger.all(Change, table="workflow_instances") if one.row["status"] in ENDED]
+    end = next(one for one in ended if forger.key_of(one) == refused.key)
+    for number, one in enumerate(forger.all(Call, call=refused.call)):
+        forger.alter(one, mono_ns=end.at_us * 1000 - 4_000_000 + number)
 
 
 @breaks("A7")
@@ -147,6 +175,11 @@ def a_lease_is_taken_over_though_nobody_was_lost(forger: Forger) -> None:
     forger.alter(forger.any(Plan), takeovers_at_most=0)
 
 
+@breaks("O2")
+def a_lease_is_taken_that_was_not_given_up(forger: Forger) -> None:
+    forger.drop(forger.any(GivenUp))
+
+
 # ---- runs that prove nothing
 
 
@@ -163,7 +196,20 @@ def the_zombie_never_reported(forger: Forger) -> None:
 
 @breaks("")
 def no_step_was_exhausted(forger: Forger) -> None:
-    forger.alter_rows(StepRow, {"error_name": EXHAUSTED}, error_name="Another")
+    for kind in (StepRow, InstanceRow):
+        forger.alter_rows(kind, {"error_name": EXHAUSTED}, error_name="Another")
+
+
+@breaks("")
+def no_reply_was_ever_lost(forger: Forger) -> None:
+    for lost in forger.all(Call, phase="info"):
+        told = forger.any(Call, request_id=lost.request_id, phase="ok")
+        forger.alter(lost, phase="ok", code="", value=told.value, revision=told.revision)
+
+
+@breaks("")
+def nobody_watched_anything_to_its_end(forger: Forger) -> None:
+    forger.drop(*forger.all(Count, name="watches"))
 
 
 @breaks("")

@@ -17,6 +17,8 @@ Lie: TypeAlias = Callable[["Forger"], None]
 
 LIES: list[tuple[str, Lie]] = []
 """Each with the invariant that it breaks; "" stands for a run that proves nothing."""
+EXISTS = {"phase": "fail", "code": "ALREADY_EXISTS", "reason": "INSTANCE_ID_ALREADY_EXISTS", "value": {}}
+"""What a creator is told of an id that somebody else has."""
 
 
 def breaks(invariant: str) -> Callable[[Lie], Lie]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from tests.chaos.lies.forger import Forger, breaks
+from tests.chaos.lies.forger import EXISTS, Forger, breaks
 from tests.chaos.records import Call, Change, Effect, InstanceRow, StepRow, TaskRow
 from tests.chaos.simulation import LEASE, LIMIT
 from tests.chaos.view import EXHAUSTED
@@ -30,6 +30,12 @@ def an_instance_is_not_found(forger: Forger) -> None:
 def an_instance_comes_from_nowhere(forger: Forger) -> None:
     for one in forger.all(InstanceRow, key=forger.any(InstanceRow).key):
         forger.add(replace(one, key="default/order/nobody"))
+
+
+@breaks("W1")
+def an_instance_has_the_params_of_another(forger: Forger) -> None:
+    key = forger.any(Call, op="create", phase="ok").key
+    forger.alter_rows(InstanceRow, {"key": key}, params='{"name": "another"}')
 
 
 @breaks("W1")
@@ -59,6 +65,13 @@ def a_rival_is_acknowledged(forger: Forger) -> None:
 def a_creator_is_told_of_another_instance(forger: Forger) -> None:
     told = forger.any(Call, op="create", phase="ok")
     forger.alter(told, value=told.value | {"created_at": 1})
+
+
+@breaks("W2")
+def nobody_is_told_that_it_created_an_instance(forger: Forger) -> None:
+    key = forger.any(Call, op="create", phase="ok").key
+    for told in [*forger.all(Call, key=key, op="create", phase="ok"), *forger.all(Call, key=key, phase="info")]:
+        forger.alter(told, **EXISTS)
 
 
 @breaks("W2")
@@ -95,6 +108,12 @@ def a_result_changes(forger: Forger) -> None:
 def a_result_is_made_up(forger: Forger) -> None:
     done = forger.any(Change, table="workflow_steps", status="completed", type="do")
     forger.alter(done, result='"made up"')
+
+
+@breaks("W4")
+def a_result_is_stored_as_a_failure(forger: Forger) -> None:
+    done = forger.any(Change, table="workflow_steps", status="completed", type="do")
+    forger.alter(done, status="errored", result=None, error_name="Oops")
 
 
 @breaks("W5")
@@ -245,6 +264,16 @@ def an_old_run_is_written_to(forger: Forger) -> None:
     forger.after(forger.any(Change, table="workflow_steps", run_number=0, name="first", task_id=_restarted(forger)))
 
 
+@breaks("W8")
+def an_event_goes_to_a_run_that_is_over(forger: Forger) -> None:
+    number = _restarted(forger)
+    begun = forger.all(Change, table="tasks", id=number, run_number=1)[0]
+    stamp = forger.all(Change, table="workflow_instances", id=number, run_number=1)[0].row["updated_at"]
+    event = forger.any(Change, table="workflow_events", change="insert")
+    late = {"task_id": number, "run_number": 0, "position": 10**6, "created_at": stamp}
+    forger.add(replace(event, seq=begun.seq, row=event.row | late))
+
+
 def _restarted(forger: Forger) -> int:
     return int(forger.any(Change, table="workflow_instances", run_number=1).row["id"])
 
@@ -264,9 +293,22 @@ def a_pause_does_nothing(forger: Forger) -> None:
 
 @breaks("W8")
 def a_body_begins_in_a_pause(forger: Forger) -> None:
-    pause = forger.any(Call, op="pause", phase="ok")
+    pauses = forger.all(Call, op="pause", phase="ok")
+    pause = forger.rng.choice([one for one in pauses if one.value["status"] == "paused"])
     start = forger.any(Effect, phase="start", key=pause.key, step="spawn")
     forger.add(replace(start, execution="lie", mono_ns=pause.mono_ns + 1))
+
+
+@breaks("W8")
+def a_pause_dies_with_its_holder(forger: Forger) -> None:
+    forger.alter(forger.any(Change, table="tasks", status="parked", reason="takeover"), status="pending")
+
+
+@breaks("W8")
+def a_pause_ends_that_nobody_ends(forger: Forger) -> None:
+    pauses = forger.all(Call, op="pause", phase="ok")
+    pause = forger.rng.choice([one for one in pauses if one.value["status"] == "waiting_for_pause"])
+    forger.drop(*forger.all(Call, op="resume", key=pause.key))
 
 
 @breaks("W9")
@@ -297,3 +339,9 @@ def an_output_is_not_what_the_steps_returned(forger: Forger) -> None:
 def an_instance_ends_otherwise(forger: Forger) -> None:
     key = forger.any(InstanceRow, status="complete").key
     forger.alter_rows(InstanceRow, {"key": key}, status="errored")
+
+
+@breaks("W11")
+def an_instance_fails_for_another_reason(forger: Forger) -> None:
+    key = forger.any(InstanceRow, status="errored").key
+    forger.alter_rows(InstanceRow, {"key": key}, error_name="Another")

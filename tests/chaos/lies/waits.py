@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from tests.chaos.lies.forger import Forger, breaks
-from tests.chaos.records import NOBODY, Call, Change, EventRow, Fault, Plan, StepRow, TaskRow
+from tests.chaos.records import NOBODY, Call, Change, Effect, EventRow, Fault, InstanceRow, Plan, StepRow, TaskRow
 from tests.chaos.simulation import LEASE
 
 
@@ -19,6 +19,31 @@ def a_sleep_ends_early(forger: Forger) -> None:
 def a_sleep_ends_early_by_the_clock_of_the_database(forger: Forger) -> None:
     woken = forger.any(Change, table="workflow_steps", type="sleep", status="completed")
     forger.alter(woken, at_us=woken.row["wake_at"] - 1)
+
+
+@breaks("T1")
+def a_sleep_is_over_when_it_begins(forger: Forger) -> None:
+    _never_waits(forger, forger.any(Change, table="workflow_steps", type="sleep", status="completed"))
+
+
+@breaks("T1")
+def a_wait_times_out_when_it_begins(forger: Forger) -> None:
+    _never_waits(forger, forger.any(Change, table="workflow_steps", type="wait_for_event", status="errored"))
+
+
+def _never_waits(forger: Forger, over: Change) -> None:
+    """Let a step be over before its time, and never have waited."""
+    like = {name: over.row[name] for name in ("task_id", "run_number", "name")}
+    forger.drop(*forger.all(Change, table="workflow_steps", status="waiting", **like))
+    forger.alter(over, at_us=over.row["wake_at"] - 1)
+
+
+@breaks("T1")
+def a_body_is_executed_before_its_retry(forger: Forger) -> None:
+    failed = forger.any(Change, table="workflow_steps", name="flaky", status="waiting")
+    like = {"key": forger.key_of(failed), "run": failed.row["run_number"], "step": "flaky", "attempt": 2}
+    again = forger.any(Effect, phase="start", **like)
+    forger.alter(again, mono_ns=failed.row["next_retry_at"] * 1000 - 3_000_000)
 
 
 @breaks("T1")
@@ -45,6 +70,25 @@ def a_sleep_ends_late(forger: Forger) -> None:
 def a_sleep_ends_later_than_any_fault_excuses(forger: Forger) -> None:
     forger.alter(forger.any(Plan), excuse=False)
     woken = _woken(forger)
+    forger.alter(woken, updated_at=woken.row["wake_at"] + 30 * LEASE)
+
+
+@breaks("T2")
+def a_sleep_ends_long_after_what_excuses_it(forger: Forger) -> None:
+    forger.alter(forger.any(Plan), excuse=True)
+    _nothing_is_broken(forger)
+    woken = _woken(forger)
+    due = woken.row["wake_at"]
+    forger.add(Fault("F05", "server-1", "begin", due * 1000, due))
+    forger.alter(woken, updated_at=due + 30 * LEASE)
+
+
+@breaks("T2")
+def a_sleep_ends_long_after_its_pause(forger: Forger) -> None:
+    _nothing_is_broken(forger)
+    key = next(one.key for one in forger.all(Call, op="pause", phase="ok") if one.value["status"] == "paused")
+    every = forger.all(Change, table="workflow_steps", type="sleep", status="completed")
+    woken = next(one for one in every if forger.key_of(one) == key)
     forger.alter(woken, updated_at=woken.row["wake_at"] + 30 * LEASE)
 
 
@@ -95,6 +139,26 @@ def an_event_is_there_twice(forger: Forger) -> None:
     event = forger.any(EventRow)
     for one in forger.all(EventRow, key=event.key, event_id=event.event_id):
         forger.add(replace(one, event_id=10**6, delivered_at=None, consumed_by_step=None))
+
+
+@breaks("E1")
+def an_event_says_something_else(forger: Forger) -> None:
+    event = forger.any(EventRow, consumed_by_step=None)
+    forger.alter_rows(EventRow, {"key": event.key, "event_id": event.event_id}, type="stop")
+
+
+@breaks("E1")
+def an_event_is_stamped_otherwise_than_its_sender_was_told(forger: Forger) -> None:
+    event = forger.any(EventRow, consumed_by_step=None)
+    like = {"key": event.key, "event_id": event.event_id}
+    forger.alter_rows(EventRow, like, created_at=event.created_at + 1)
+
+
+@breaks("E1")
+def an_event_comes_from_nowhere(forger: Forger) -> None:
+    key = forger.any(InstanceRow).key
+    for source in ("api", "sql"):
+        forger.add(EventRow(source, key, 0, 10**6, "stop", '"nobody"', 1, None, None))
 
 
 @breaks("E1")
