@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 from stepwell.v1 import workers_pb2 as pb
@@ -9,6 +11,7 @@ from stepwell.v1.common_pb2 import BACKOFF_CONSTANT, BACKOFF_LINEAR, RetryPolicy
 from stepwell_server.engine.loops import sweep
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
+from tests.support.flows import Flows
 from tests.support.frames import raised, returned, seconds, suspend
 from tests.support.servers import Served, StartServer, start_in_process
 from tests.support.triggers import Triggers, at, item, retry, status_of
@@ -430,3 +433,42 @@ async def test_a_hook_can_be_executed_call_by_call(server: Served, triggers: Tri
     assert (second.task.hook.attempt, second.task.hook.idempotency_key) == (2, first.task.hook.idempotency_key)
     assert await triggers.status("one") == "COMPLETED"
     assert (await refusal(unary.commit(first, returned(number=2)))).reason == "LEASE_LOST"
+
+
+async def test_hooks_that_do_not_fit_into_an_answer_are_left_for_the_next_one(
+    server: Served, triggers: Triggers
+) -> None:
+    """A hook has no second page: without its payload it would be executed for nothing."""
+    unary = UnaryWorker(server.channel, hooks=("note",))
+    await unary.register()
+    large = json.dumps("x" * 900_000)
+    for number in range(5):
+        await triggers.trigger(f"h{number}", json=large, retry=retry(1))
+
+    first = await unary.claim(10, request_id="c")
+    again = await unary.claim(10, request_id="c")
+    rest = await unary.claim(10)
+
+    assert again == first
+    assert sorted(one.task.key for one in [*first, *rest]) == [f"h{number}" for number in range(5)]
+    assert {one.task.hook.payload.json == large for one in [*first, *rest]} == {True}
+    assert {one.task.hook.attempt for one in [*first, *rest]} == {1}
+
+
+async def test_runs_leave_their_room_in_an_answer_to_hooks(server: Served, triggers: Triggers, flows: Flows) -> None:
+    """What a run does not bring can be asked for."""
+    unary = UnaryWorker(server.channel, hooks=("note",))
+    await unary.register()
+    large = json.dumps("x" * 900_000)
+    for number in range(3):
+        await flows.create(f"r{number}", large)
+        await triggers.trigger(f"h{number}", json=large)
+
+    claimed = await unary.claim(10)
+
+    assert {one.task.key for one in claimed if one.task.HasField("hook")} == {"h0", "h1", "h2"}
+    assert {one.task.key: one.task.workflow.more for one in claimed if one.task.HasField("workflow")} == {
+        "r0": True,
+        "r1": True,
+        "r2": True,
+    }

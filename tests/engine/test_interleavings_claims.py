@@ -11,17 +11,26 @@ import pytest
 from stepwell_server.domain.dispatchers import ProcessOrder, WakeFilter
 from stepwell_server.domain.errors import DatabaseSlow, DatabaseUnavailable
 from stepwell_server.domain.frames import Suspend
-from stepwell_server.domain.tasks import TaskStatus
+from stepwell_server.domain.leases import Held, LeaseTimes
+from stepwell_server.domain.tasks import Handler, TaskKind, TaskStatus
+from stepwell_server.domain.times import SECOND
+from stepwell_server.engine import dispatch
+from stepwell_server.engine.claims import Claimed
 from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.dispatch import Delivery, Dispatcher, Place
 from stepwell_server.engine.tasks import Claim
 from stepwell_server.storage import runs as run_store
+from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Fault
 from stepwell_server.storage.runs import RunRef
 from tests.support.faults import FaultyBackend, Rates
-from tests.support.runs import ANNA, Engine, background, done, held_before_commit, replicas_on, taken
+from tests.support.runs import ANNA, BEN, ORDER, Engine, background, done, held_before_commit, replicas_on, taken, until
+from tests.support.spine import Spine
 
 ANY = ProcessOrder(WakeFilter("default", frozenset(), frozenset()), max_tasks=10, max_steps=0)
+STUCK = Handler("default", TaskKind.WORKFLOW, "stuck")
+IN_A_MOMENT = LeaseTimes(ack_window=SECOND // 2)
+"""Leases that are no longer worth to be delivered after a quarter of a second."""
 
 
 async def test_a_claim_whose_answer_was_lost_is_returned_and_made_again(
@@ -171,3 +180,146 @@ async def test_a_newborn_whose_creator_went_away_is_delivered_all_the_same(postg
 
     assert isinstance(delivery, Delivery)
     assert connection.place.credits == 0
+
+
+# ---- 7: what a replica that stood still would deliver
+
+
+async def stand_still(times: LeaseTimes = IN_A_MOMENT) -> None:
+    """Return once half of the ack window has passed."""
+    over = asyncio.get_running_loop().time() + times.ack_window / 2 / SECOND
+    await until(lambda: asyncio.get_running_loop().time() > over)
+
+
+async def test_a_claim_that_took_too_long_is_not_delivered_to_a_worker_whose_task_it_no_longer_is(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 7: its lease has ended uncounted while the replica stood still, and another has the task."""
+    submit, theirs = Committer.submit, []
+    async with replicas_on(database_url, times=IN_A_MOMENT) as (engine,):
+
+        async def stand_still_after_it(committer: Committer, call: Any) -> Any:
+            answer = await submit(committer, call)
+            if isinstance(call, Claim) and not theirs:
+                theirs.append(answer)
+                await stand_still()
+                await engine.lose_worker()
+                theirs[:] = await engine.claim(BEN)
+            return answer
+
+        monkeypatch.setattr(Committer, "submit", stand_still_after_it)
+        connection = await engine.connect(ANNA)
+        await engine.create()
+        connection.grant(1)
+
+        assert await engine.dispatcher.process(ANY) == []
+
+        (their,) = theirs
+        await engine.say(their, done("a"))  # after what was given back
+        assert (connection.outbox, connection.place.held, connection.place.credits) == ([], {}, 1)
+        task = await engine.live()
+        assert (task.owner, task.fence, task.interruptions) == (BEN, their.held.fence, 0)
+
+
+async def test_a_claim_that_took_too_long_is_returned_and_made_again(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 7: its commit waited, and nobody knows how much of the lease was over before."""
+    submit, fences = Committer.submit, []
+
+    async def noted(committer: Committer, call: Any) -> Any:
+        answer = await submit(committer, call)
+        if isinstance(call, Claim):
+            fences.extend(one.task.fence for one in answer.handed)
+        return answer
+
+    monkeypatch.setattr(Committer, "submit", noted)
+    async with replicas_on(postgres_url, times=IN_A_MOMENT) as (engine,):
+        connection = await engine.connect(ANNA)
+        await engine.create()
+        connection.grant(1)
+        async with background(engine.dispatcher.run()):
+            async with held_before_commit(engine, taken(connection)) as taking:
+                await stand_still()
+
+            (delivery,) = await taking
+
+    assert isinstance(delivery, Delivery)
+    assert (delivery.handed.task.interruptions, connection.place.credits) == (0, 0)
+    assert delivery.held.fence == fences[-1] > fences[0]
+
+
+async def test_a_newborn_that_took_too_long_is_returned_and_claimed(postgres_url: str) -> None:
+    """Rule 7: the same for one that was born into the hands of a worker."""
+    async with replicas_on(postgres_url, times=IN_A_MOMENT) as (engine,):
+        connection = await engine.connect(ANNA)
+        connection.grant(1)
+        async with held_before_commit(engine, engine.create()):
+            await stand_still()
+        await engine.send()  # after what was given back
+        born = await engine.live()
+        assert (born.status, connection.outbox, connection.place.held) == (TaskStatus.PENDING, [], {})
+
+        async with background(engine.dispatcher.run()):
+            (delivery,) = await taken(connection)
+
+    assert isinstance(delivery, Delivery)
+    assert (delivery.handed.task.interruptions, connection.place.credits) == (0, 0)
+    assert delivery.held.fence > born.fence
+
+
+# ---- 14: what is due, and nobody gets it
+
+
+@pytest.fixture
+def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A dispatcher that has long been refused what is due."""
+    monkeypatch.setattr(dispatch, "SHORTEST_PAUSE", 60.0)
+
+
+def dispatcher_of(spine: Spine) -> tuple[Dispatcher, Place]:
+    """A dispatcher by the real clock, and the place of a worker that hosts all of the names here."""
+    engine = spine.engine()
+    place = Place(ANNA, frozenset([ORDER, STUCK]), lambda deliveries: None, lambda held, news: None)
+    dispatcher = Dispatcher(spine.committer, engine.bus, embedded=True)
+    dispatcher.enter(place)
+    dispatcher.grant(place, 2)
+    return dispatcher, place
+
+
+async def test_work_that_becomes_due_does_not_wait_for_work_that_nobody_gets(
+    spine: Spine, monkeypatch: pytest.MonkeyPatch, long_pauses: None
+) -> None:
+    """Rule 14: somebody has locked what is due, and a claim that got nothing is not made again for a while."""
+    lock_due = store.lock_due
+    monkeypatch.setattr(store, "lock_due", lambda *asked: [one for one in lock_due(*asked) if one.handler != STUCK])
+    await spine.register(STUCK)
+    dispatcher, place = dispatcher_of(spine)
+    await spine.schedule(handler=STUCK)
+    await spine.schedule(run_at=await spine.now() + SECOND // 2)
+
+    async with background(dispatcher.run()):
+        await until(lambda: place.held)
+
+
+async def test_a_time_that_comes_while_a_claim_is_under_way_is_not_slept_through(
+    spine: Spine, monkeypatch: pytest.MonkeyPatch, long_pauses: None
+) -> None:
+    """Rule 10: a held run waits for it, and the claim gets nothing."""
+    dispatcher, place = dispatcher_of(spine)
+    await spine.schedule()
+    mine, told = Held(12345, 1), list[Held]()
+    place.tell = lambda held, news: told.append(held)
+    over = await spine.now() + SECOND // 4
+    dispatcher.hold(place, mine)
+    dispatcher.set_timer(place, mine, over)
+
+    async def get_nothing(committer: Committer, call: Any) -> Claimed:
+        await until(lambda: dispatcher._bus.time.now() >= over)
+        return Claimed()
+
+    monkeypatch.setattr(Committer, "submit", get_nothing)
+    async with background(dispatcher.run()):
+        await until(lambda: told)
+
+    assert told == [mine]

@@ -482,6 +482,7 @@ type ClaimTasksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
 	// the message comes with "more" set, perhaps without steps and params: CommitTask with NeedState brings them, a page at a time.
+	// Hooks that do not fit are not leased: the next call gets them.
 	Frames        []*ServerFrame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3990,7 +3991,7 @@ type ServerHeartbeat struct {
 	Now *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=now,proto3" json:"now,omitempty"`
 	// How many tasks the worker may still be sent, per its credit.
 	Credit int32 `protobuf:"varint,2,opt,name=credit,proto3" json:"credit,omitempty"`
-	// Newest Heartbeat of this stream whose renewals are durable. 0: none yet.
+	// Newest Heartbeat of this stream of which every lease was renewed, durably, or answered with Stale. 0: none yet.
 	HeartbeatNumber int64 `protobuf:"varint,3,opt,name=heartbeat_number,json=heartbeatNumber,proto3" json:"heartbeat_number,omitempty"`
 	unknownFields   protoimpl.UnknownFields
 	sizeCache       protoimpl.SizeCache

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Iterator
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import structlog
@@ -103,7 +103,9 @@ class WorkerServicer(WorkerServiceServicer):
             deliveries = await self._workers.claim(
                 namespace, request.session_id, request.max_tasks or 1, wait, only, request_of(request)
             )
-        return pb.ClaimTasksResponse(frames=_first_pages(deliveries))
+        pages, left_out = _first_pages(deliveries)
+        await self._workers.give_back(left_out)
+        return pb.ClaimTasksResponse(frames=pages)
 
     async def RenewTasks(self, request: pb.RenewTasksRequest, context: Context) -> pb.RenewTasksResponse:
         if len(request.tasks) > MOST_RENEWED:
@@ -349,17 +351,26 @@ async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, 
     return first.frames[0].hello, list(first.frames[1:])
 
 
-def _first_pages(deliveries: Iterable[Delivery]) -> Iterator[pb.ServerFrame]:
-    """The first page of each task; of those that do not fit into the message any more, a page without anything."""
-    room = MESSAGE_BYTES
-    for delivery in deliveries:
-        frame = next(frames.delivery_to_pb(delivery))
-        if frame.ByteSize() > room:
-            del frame.task.workflow.steps[:]
-            frame.task.workflow.ClearField("params")
-            frame.task.workflow.more = True
-        room -= frame.ByteSize()
-        yield frame
+def _first_pages(deliveries: Sequence[Delivery]) -> tuple[list[pb.ServerFrame], list[Delivery]]:
+    """The first page of each task, and the hooks that do not fit into the message: those have no other page.
+
+    Of a run that does not fit there is a page without anything. Hooks have the first choice of the room, so that a
+    repeated claim brings those again that it brought.
+    """
+    pages = {one.held: next(frames.delivery_to_pb(one)) for one in deliveries}
+    room, left_out = MESSAGE_BYTES, []
+    for one in sorted(deliveries, key=lambda one: one.handed.hook is None):
+        page = pages[one.held]
+        if page.ByteSize() > room and one.handed.hook is not None:
+            left_out.append(one)
+            del pages[one.held]
+            continue
+        if page.ByteSize() > room:
+            del page.task.workflow.steps[:]
+            page.task.workflow.ClearField("params")
+            page.task.workflow.more = True
+        room -= page.ByteSize()
+    return list(pages.values()), left_out
 
 
 def _one_task(incoming: Iterable[pb.WorkerFrame]) -> Held:

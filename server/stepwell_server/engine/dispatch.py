@@ -25,7 +25,7 @@ from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.runs import ref
-from stepwell_server.engine.tasks import Claim, GiveBack
+from stepwell_server.engine.tasks import Answer, Claim, GiveBack
 from stepwell_server.engine.wakes import WakeBus
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage.database import TxOptions
@@ -207,7 +207,9 @@ class Dispatcher:
         self._births[handler] += 1
         return None
 
-    def born(self, handler: Handler, seat: Owner | None, handed: Handed | None, *, is_lost: bool = False) -> None:
+    def born(
+        self, handler: Handler, seat: Owner | None, handed: Handed | None, asked_at: float, *, is_lost: bool = False
+    ) -> None:
         """What became of it: handed out, or stored for later, or refused; or nobody knows."""
         if seat is None:
             self._births[handler] -= 1
@@ -217,7 +219,7 @@ class Dispatcher:
             place.births -= 1
             self._came_back(place, is_lost=is_lost)
         if handed is not None:
-            self._hand(handed, ())
+            self._hand(handed, (), asked_at)
         elif place is not None:
             self.grant(place, 1)
 
@@ -235,12 +237,13 @@ class Dispatcher:
             number = self._bus.number
             self._fire()
             await self._recover()
+            looked_at = self._bus.time.now()
             if not self._something_due():
-                await self._wait(number, self._until_next())
+                await self._wait(number, self._until_next(looked_at))
             elif await self._claim():
                 pause = SHORTEST_PAUSE
             else:
-                await self._wait(number, min(pause, self._until_timer() or pause))
+                await self._wait(number, _sooner(pause, self._until_next(looked_at)))
                 pause = SHORTEST_PAUSE if self._bus.number != number else min(pause * 2, LONGEST_PAUSE)
 
     def _fire(self) -> None:
@@ -255,16 +258,12 @@ class Dispatcher:
     def _wanted(self) -> set[Handler]:
         return {handler for place in self._places.values() if place.takes_more for handler in place.handlers}
 
-    def _until_next(self) -> float | None:
-        """Seconds until the next time that this replica waits for."""
-        times = [at for handler in self._wanted() if (at := self._bus.due_at(handler)) is not None]
+    def _until_next(self, looked_at: Micros) -> float | None:
+        """Seconds until the next time that this replica waits for: of a run that is held, or of work that was not due
+        when it looked. What has become due since counts, too: no claim has asked for it."""
+        times = [at for handler in self._wanted() if (at := self._bus.due_at(handler)) is not None and at > looked_at]
         due = self._seconds_until(times if self._embedded else [])
-        timer = self._until_timer()
-        return timer if due is None else due if timer is None else min(due, timer)
-
-    def _until_timer(self) -> float | None:
-        """Seconds until the next time of a run that is held."""
-        return self._seconds_until([at for place in self._places.values() for at in place.timers.values()])
+        return _sooner(due, self._seconds_until([at for one in self._places.values() for at in one.timers.values()]))
 
     def _seconds_until(self, times: Sequence[Micros]) -> float | None:
         """None: none of them comes by itself; a virtual clock is moved, and whoever moves it says so."""
@@ -290,7 +289,7 @@ class Dispatcher:
         for seat in seats:
             self._places[seat.owner].credits -= seat.credits
             self._places[seat.owner].lent += seat.credits
-        claimed, is_lost = Claimed(), False
+        claimed, is_lost, asked_at = Claimed(), False, asyncio.get_running_loop().time()
         try:
             patience = 0 if self._bus.time.virtual else STICKY
             most = None if order is None else order.max_tasks
@@ -299,7 +298,7 @@ class Dispatcher:
             log.debug("claim_failed", reason=error.reason)
             is_lost = isinstance(error, DatabaseUnavailable)
         max_steps = 0 if order is None else order.max_steps
-        given = await self._deliver([replace(one, max_steps=max_steps) for one in claimed.handed])
+        given = await self._deliver([replace(one, max_steps=max_steps) for one in claimed.handed], asked_at)
         used = Counter(one.task.owner for one in claimed.handed)
         for seat in seats:
             place = self._places.get(seat.owner)
@@ -386,15 +385,15 @@ class Dispatcher:
             log.info("lost_claims_returned", tasks=len(returned))
             self._committer.on_commit(committed_by(returned, [], at))
 
-    async def _deliver(self, handed: Sequence[Handed]) -> list[Handed]:
+    async def _deliver(self, handed: Sequence[Handed], asked_at: float) -> list[Handed]:
         """Give all of them to their workers. Returns those that could be given."""
-        given = [one for one in handed if not _needs_state(one) and self._hand(one, one.resolved)]
+        given = [one for one in handed if not _needs_state(one) and self._hand(one, one.resolved, asked_at)]
         rest = [one for one in handed if _needs_state(one)]
         for first in range(0, len(rest), STATES_AT_ONCE):
-            given += await self._deliver_with_state(rest[first : first + STATES_AT_ONCE])
+            given += await self._deliver_with_state(rest[first : first + STATES_AT_ONCE], asked_at)
         return given
 
-    async def _deliver_with_state(self, handed: Sequence[Handed]) -> list[Handed]:
+    async def _deliver_with_state(self, handed: Sequence[Handed], asked_at: float) -> list[Handed]:
         """Runs that their workers do not have in memory, with all their steps: those that can be read in time."""
         states: Mapping[int, tuple[Step, ...]] = {}
         try:
@@ -402,12 +401,12 @@ class Dispatcher:
         except DatabaseSlow as error:
             if len(handed) > 1:
                 middle = len(handed) // 2
-                given = await self._deliver_with_state(handed[:middle])
-                return given + await self._deliver_with_state(handed[middle:])
+                given = await self._deliver_with_state(handed[:middle], asked_at)
+                return given + await self._deliver_with_state(handed[middle:], asked_at)
             log.warning("state_not_read", task_id=handed[0].task.id, reason=error.reason)
         except Exception as error:  # whatever it was: the tasks go back, and the loop goes on
             log.warning("state_not_read", error=repr(error))
-        return [one for one in handed if self._hand(one, states.get(one.task.id))]
+        return [one for one in handed if self._hand(one, states.get(one.task.id), asked_at)]
 
     async def _states(self, runs: Sequence[RunRef]) -> dict[int, tuple[Step, ...]]:
         """All steps of these runs. Nobody changes them while they are leased. Read one after the other: the connections
@@ -416,12 +415,16 @@ class Dispatcher:
             found = await self._committer.db.run_tx(lambda tx: run_store.all_steps(tx, runs), _READ_STATE)
         return {run.task_id: tuple(steps) for run, steps in found.items()}
 
-    def _hand(self, handed: Handed, steps: tuple[Step, ...] | None) -> bool:
-        """Give a task to its worker, if that is still there and all is known that it must know. False: it is not."""
+    def _hand(self, handed: Handed, steps: tuple[Step, ...] | None, asked_at: float) -> bool:
+        """Give a task to its worker, if that is still there, all is known that it must know, and the lease is young.
+
+        False: it is not. Its lease is for the ack window and began after we asked for it. If we stood still since, or
+        the commit did, somebody else may have the task by now, and of an execution under our lease nobody would know.
+        """
         assert handed.task.owner is not None
         place = self._places.get(handed.task.owner)
-        if place is None or steps is None:
-            self._give_back(handed)
+        if place is None or steps is None or self._is_too_late(asked_at):
+            self.give_back(handed)
             if place is not None:
                 self.grant(place, 1)
             return False
@@ -431,16 +434,27 @@ class Dispatcher:
         place.deliver([delivery])
         return True
 
-    def _give_back(self, handed: Handed) -> None:
-        """It was never written to a stream: as if it had not been claimed."""
+    def _is_too_late(self, asked_at: float) -> bool:
+        """Whether so much of the ack window has passed that the rest may not do for the worker's acknowledgement."""
+        waited = asyncio.get_running_loop().time() - asked_at
+        return waited * SECOND > self._committer.rules.times.ack_window / 2
+
+    def give_back(self, handed: Handed) -> asyncio.Future[Answer] | None:
+        """It never reached its worker: as if it had not been claimed. None: the end of the ack window must do it."""
         assert handed.task.owner is not None
         held = Held(handed.task.id, handed.task.fence)
         try:
             answer = self._committer.enqueue(GiveBack(held=held, owner=handed.task.owner))
         except StepwellError as error:
-            log.warning("give_back_failed", reason=error.reason)  # the ack window ends it
-            return
+            log.warning("give_back_failed", reason=error.reason)
+            return None
         answer.add_done_callback(lambda done: done.cancelled() or done.exception())
+        return answer
+
+
+def _sooner(one: float | None, other: float | None) -> float | None:
+    """The shorter of two waits; None is for ever."""
+    return min((seconds for seconds in (one, other) if seconds is not None), default=None)
 
 
 def _needs_state(handed: Handed) -> bool:

@@ -124,17 +124,18 @@ class Intake:
         return [_outcome(one) for one in answers]
 
     def _enqueue(self, call: HotCall) -> asyncio.Future[Any] | StepwellError:
+        asked_at = asyncio.get_running_loop().time()
         try:
             answer = self.spine.committer.enqueue(call)
         except StepwellError as refusal:
             if isinstance(call, CreateRun):
-                self._born(call, None)
+                self._born(call, asked_at, None)
             return refusal
         if isinstance(call, CreateRun):
-            answer.add_done_callback(partial(self._born, call))
+            answer.add_done_callback(partial(self._born, call, asked_at))
         return answer
 
-    def _born(self, call: CreateRun, done: asyncio.Future[Any] | None) -> None:
+    def _born(self, call: CreateRun, asked_at: float, done: asyncio.Future[Any] | None) -> None:
         """Hand a newborn to the worker that was reserved for it, or let go of the worker."""
         error = None if done is None else done.exception()
         answer = None if done is None or error is not None else done.result()
@@ -142,7 +143,7 @@ class Intake:
         if isinstance(answer, Created) and answer.is_new and answer.task is not None and run.seat is not None:
             handed = Handed(answer.task, Started(run.new.params, answer.task.run_at), is_fresh=True)
         is_lost = isinstance(error, DatabaseUnavailable)
-        self.spine.dispatcher.born(run.new.key.handler, run.seat, handed, is_lost=is_lost)
+        self.spine.dispatcher.born(run.new.key.handler, run.seat, handed, asked_at, is_lost=is_lost)
 
 
 def event_call(new: NewEvent, item: Item) -> SendEvent:

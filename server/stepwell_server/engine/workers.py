@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -251,6 +251,11 @@ class Workers:
         leases = [[one.task.id, one.task.fence] for one in claimed.handed]
         await self._spine.db.run_tx(lambda tx: requests.remember(tx, key, leases))
         return await self._with_state([one.task for one in claimed.handed])
+
+    async def give_back(self, left_out: Iterable[Delivery]) -> None:
+        """Return what was claimed and does not fit into the answer, uncounted, before anybody can ask for more."""
+        answers = [self._spine.dispatcher.give_back(one.handed) for one in left_out]
+        await asyncio.gather(*filter(None, answers), return_exceptions=True)
 
     async def _claim_within(self, seat: Seat, wait: Micros) -> Claimed:
         loop, bus = asyncio.get_running_loop(), self._spine.bus

@@ -270,6 +270,7 @@ class ClaimTasksResponse(_message.Message):
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerFrame]:
         """What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
         the message comes with "more" set, perhaps without steps and params: CommitTask with NeedState brings them, a page at a time.
+        Hooks that do not fit are not leased: the next call gets them.
         """
 
     def __init__(
@@ -1939,7 +1940,7 @@ class ServerHeartbeat(_message.Message):
     credit: _builtins.int
     """How many tasks the worker may still be sent, per its credit."""
     heartbeat_number: _builtins.int
-    """Newest Heartbeat of this stream whose renewals are durable. 0: none yet."""
+    """Newest Heartbeat of this stream of which every lease was renewed, durably, or answered with Stale. 0: none yet."""
     @_builtins.property
     def now(self) -> _timestamp_pb2.Timestamp:
         """The database's clock."""

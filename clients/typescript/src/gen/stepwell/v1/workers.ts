@@ -250,6 +250,7 @@ export interface ClaimTasksResponse {
   /**
    * What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
    * the message comes with "more" set, perhaps without steps and params: CommitTask with NeedState brings them, a page at a time.
+   * Hooks that do not fit are not leased: the next call gets them.
    */
   frames: ServerFrame[];
 }
@@ -927,7 +928,7 @@ export interface ServerHeartbeat {
     | undefined;
   /** How many tasks the worker may still be sent, per its credit. */
   credit: number;
-  /** Newest Heartbeat of this stream whose renewals are durable. 0: none yet. */
+  /** Newest Heartbeat of this stream of which every lease was renewed, durably, or answered with Stale. 0: none yet. */
   heartbeatNumber: bigint;
 }
 
