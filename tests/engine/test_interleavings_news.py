@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import pytest
 
+from stepwell_server.domain.errors import DatabaseUnavailable, Internal, StepwellError
 from stepwell_server.domain.frames import Suspend
+from stepwell_server.domain.leases import Held, LeaseTimes
 from stepwell_server.domain.times import HOUR, SECOND
 from stepwell_server.engine import connections
+from stepwell_server.engine.committer import Committer
+from stepwell_server.engine.connections import Beat, Connection, News
 from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.tasks import Renew
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.runs import (
     ANNA,
@@ -18,7 +24,9 @@ from tests.support.runs import (
     background,
     done,
     expects,
+    held_before_commit,
     next_resolved,
+    replicas_on,
     report,
     sleeps,
     streamed,
@@ -93,3 +101,106 @@ async def test_a_worker_that_goes_on_reporting_while_the_database_is_away_is_not
     await stuck
     await until(lambda: not connection._lanes)
     assert len(await engine.steps()) == 7
+
+
+# ---- 7: a lease that cannot be renewed
+
+
+async def two_held(engine: Engine) -> tuple[Connection, Held, Held]:
+    """Two tasks that a worker holds through a stream."""
+    connection = await engine.connect(ANNA)
+    held = []
+    for instance_id in ("x", "y"):
+        await engine.create(instance_id)
+        held.append((await engine.claim_one(connection.owner)).held)
+        engine.dispatcher.hold(connection.place, held[-1])
+    return connection, held[0], held[1]
+
+
+def refuse_renewals(monkeypatch: pytest.MonkeyPatch, of: Held, error: StepwellError, times: int = 1000) -> None:
+    """Renewals of this lease fail so many times."""
+    enqueue, failed = Committer.enqueue, list[Renew]()
+
+    def refusing(self: Committer, call: Any) -> Any:
+        if not isinstance(call, Renew) or call.held != of or len(failed) >= times:
+            return enqueue(self, call)
+        failed.append(call)
+        answer = asyncio.get_running_loop().create_future()
+        answer.set_exception(error)
+        return answer
+
+    monkeypatch.setattr(Committer, "enqueue", refusing)
+
+
+async def told(connection: Connection) -> list[Held]:
+    """The leases that the worker is told to have lost, until its heartbeat is confirmed."""
+    lost: list[Held] = []
+    while True:
+        for message in await taken(connection):
+            if isinstance(message, Beat):
+                return lost
+            if isinstance(message, News) and message.news.stale is not None:
+                lost.append(message.held)
+
+
+async def test_a_lease_whose_row_somebody_has_locked_is_lost_alone(postgres_url: str) -> None:
+    """Rule 7: no heartbeat would be confirmed that names it, and the worker would give up all the others, too."""
+    async with replicas_on(postgres_url, 2, LeaseTimes(lease=3 * SECOND)) as (here, there):
+        connection, locked, other = await two_held(here)
+        async with held_before_commit(there, there.pause("x"), label="call"):
+            await connection.heartbeat(1, [locked, other])
+
+            assert await told(connection) == [locked]
+
+        assert (connection.last_beat, list(connection.place.held.values())) == (1, [other])
+
+
+async def test_a_renewal_that_met_a_fault_is_tried_again_before_its_heartbeat_is_confirmed(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rule 7: the worker would count on a lease that is not renewed."""
+    connection, unlucky, other = await two_held(engine)
+    refuse_renewals(monkeypatch, unlucky, DatabaseUnavailable("it is away"), times=2)
+
+    await connection.heartbeat(1, [unlucky, other])
+
+    assert await told(connection) == []
+    assert connection.last_beat == 1
+    assert (await engine.live("x")).acked and (await engine.live("y")).acked
+
+
+async def test_a_renewal_that_can_never_succeed_is_not_tried_again(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection, broken, other = await two_held(engine)
+    refuse_renewals(monkeypatch, broken, Internal("a bug"), times=1)
+
+    await connection.heartbeat(1, [broken, other])
+
+    assert await told(connection) == [broken]
+    assert list(connection.place.held.values()) == [other]
+
+
+@pytest.mark.parametrize("before", [True, False], ids=["before the heartbeat", "during the heartbeat"])
+async def test_nothing_is_given_up_while_the_database_is_away(
+    database_url: str, monkeypatch: pytest.MonkeyPatch, before: bool
+) -> None:
+    """Rule 17: no lease is worse off than the others, and all may be renewed when it is back."""
+    times = LeaseTimes(lease=3 * SECOND // 2)
+    async with replicas_on(database_url, times=times) as (engine,):
+        connection, one, other = await two_held(engine)
+        over = asyncio.get_running_loop().time() + times.lease / 3 / SECOND + 0.1
+        with monkeypatch.context() as outage:
+            for lease in (one, other) if before else (one,):
+                refuse_renewals(outage, lease, DatabaseUnavailable("it is away"))
+            await connection.heartbeat(1, [one, other])
+            while not before and not (await engine.live("y")).acked:
+                await asyncio.sleep(0)
+            engine.db.reachable = before  # nobody has tried anything else then
+            await until(lambda: asyncio.get_running_loop().time() > over)
+            assert (connection.outbox, connection.last_beat) == ([], 0)
+
+        await connection.heartbeat(2, [one, other])
+
+        assert await told(connection) == []
+        assert connection.last_beat == 2

@@ -17,11 +17,13 @@ from stepwell_server.domain.errors import (
     InvalidField,
     LeaseLost,
     ServerBusy,
+    ShuttingDown,
     StepwellError,
 )
 from stepwell_server.domain.frames import Frame, RunNews
 from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.tasks import Verdict
+from stepwell_server.domain.times import SECOND
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Delivery, Dispatcher, Place
 from stepwell_server.engine.groups import HotCall
@@ -67,6 +69,19 @@ class Draining:
 
 
 Message: TypeAlias = Delivery | News | Beat | Refused | Draining
+
+
+@dataclass(slots=True, eq=False)
+class _Renewals:
+    """The renewals of one heartbeat."""
+
+    number: int
+    waiting: set[Held]
+    """Those without an answer yet."""
+    has_answer: bool = False
+    """One of them has an answer: the database takes renewals."""
+    is_over: bool = False
+    """Nothing is tried again for it."""
 
 
 @dataclass(slots=True, eq=False)
@@ -175,19 +190,58 @@ class Connection:
         await self._acknowledge(held, min(pause * 2, LONGEST_RETRY))
 
     async def heartbeat(self, number: int, held: Iterable[Held]) -> None:
-        """Renew these leases, and say when that is durable."""
-        waiting = {*held}
-        if not waiting:
+        """Renew these leases, and say when that is durable. One that cannot be renewed is lost alone."""
+        beat = _Renewals(number, {*held})
+        if not beat.waiting:
             self._confirm(number)
-        for one in tuple(waiting):
-            await self._enqueue(self._renewal(one), partial(self._beat, number, one, waiting))
+            return
+        interval = self.committer.rules.times.lease / 3 / SECOND
+        asyncio.get_running_loop().call_later(interval, self._end_beat, beat)
+        for one in tuple(beat.waiting):
+            await self._renew(beat, one, SHORTEST_RETRY)
 
-    def _beat(self, number: int, held: Held, waiting: set[Held], done: asyncio.Future[Answer]) -> None:
+    async def _renew(self, beat: _Renewals, held: Held, pause: float) -> None:
+        await self._enqueue(self._renewal(held), partial(self._beat, beat, held, pause))
+
+    async def _renew_again(self, beat: _Renewals, held: Held, pause: float) -> None:
+        await asyncio.sleep(pause)
+        if held in beat.waiting and not beat.is_over:
+            await self._renew(beat, held, min(pause * 2, LONGEST_RETRY))
+
+    def _beat(self, beat: _Renewals, held: Held, pause: float, done: asyncio.Future[Answer]) -> None:
         """One renewal of a heartbeat is answered. With the last one, the whole heartbeat is."""
         if self._renewed(held, done):
-            waiting.discard(held)
-            if not waiting:
-                self._confirm(number)
+            beat.has_answer = True
+            self._settle(beat, held)
+        elif done.cancelled() or self._has_parted or isinstance(done.exception(), ShuttingDown):
+            return  # the worker carries its leases to another connection
+        elif self._holds(held) and isinstance(done.exception(), _TRY_AGAIN):
+            self._spawn(self._renew_again(beat, held, pause))
+        else:
+            self._settle(beat, held, is_lost=True)
+
+    def _settle(self, beat: _Renewals, *settled: Held, is_lost: bool = False) -> None:
+        """These leases of a heartbeat are renewed, or else their worker is told here that they are not."""
+        for held in beat.waiting.intersection(settled):
+            beat.waiting.discard(held)
+            if is_lost:
+                self.tell(held, RunNews(stale=_lost(held)))
+            if not beat.waiting:
+                self._confirm(beat.number)
+
+    def _end_beat(self, beat: _Renewals) -> None:
+        """A heartbeat is an interval old: what could not be renewed by now is given up for the sake of all the others.
+
+        A worker takes a confirmed heartbeat for the renewal of every lease that it named. So one that is not renewed
+        holds up its confirmation, and of all the next ones, which name it as well, until the worker gives up all that
+        it holds, half a lease after the first of them. Before that, it is told that this one is lost. Not so if none
+        was renewed, or while the database is away: then others are no worse off, and it may be back in time.
+        """
+        beat.is_over = True
+        if beat.has_answer and self.committer.db.reachable and not self._has_parted:
+            for held in beat.waiting:
+                log.warning("lease_not_renewed", task_id=held.task_id)
+            self._settle(beat, *beat.waiting, is_lost=True)
 
     def _confirm(self, number: int) -> None:
         self.last_beat = max(self.last_beat, number)
