@@ -21,10 +21,11 @@ from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
 from stepwell_server.engine.loops.relay_hints import HintRelay
 from stepwell_server.engine.wakes import DatabaseTime, WakeBus
 from stepwell_server.storage import handlers
-from stepwell_server.storage.database import Fault
+from stepwell_server.storage.database import MOST_ATTEMPTS, Fault
 from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.hints import Hint, Hints, NoHints, PostgresqlHints
 from stepwell_server.storage.tasks import Stamp
+from tests.support.faults import FaultyBackend, Rates
 from tests.support.spine import ANNA, ORDER, Spine, held, sweep_of
 
 OTHER = Handler("default", TaskKind.WORKFLOW, "other")
@@ -225,6 +226,42 @@ async def test_leases_lapse_though_the_next_wakes_take_too_long_to_read(
     swept = await replica.sweep.once()
 
     assert swept is not None and len(swept.lapsed) == 1
+
+
+async def test_what_could_not_be_refreshed_is_asked_for_again(replica: Replica) -> None:
+    """Nobody may ever touch that name a second time."""
+    replica.spine.committer.on_commit = lambda committed: None  # as a commit of another replica
+    task = await replica.spine.schedule()
+    replica.spine.db._backend = faulty = FaultyBackend(replica.spine.db._backend, {"refresh-wakes": Rates(error=1.0)})
+    replica.bus.note([ORDER])
+    async with asyncio.timeout(10):
+        while faulty.fired["error"] < MOST_ATTEMPTS:
+            await asyncio.sleep(0.001)
+
+    faulty.rates.clear()
+
+    await replica.until(lambda: replica.due_at() == task.run_at)
+
+
+async def test_a_question_about_too_many_names_does_not_hold_up_those_that_are_served(
+    replica: Replica, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    next_wakes = handlers.next_wakes
+
+    def too_many(tx: Any, of: Any = None) -> Any:
+        if of is None:
+            raise DatabaseSlow("it took too long")
+        return next_wakes(tx, of)
+
+    replica.spine.committer.on_commit = lambda committed: None
+    replica.bus.serve(frozenset([ORDER]))
+    task = await replica.spine.schedule()
+    monkeypatch.setattr(handlers, "next_wakes", too_many)
+    monkeypatch.setattr(replica.spine.db._backend, "classify", lambda error: Fault.TIMEOUT)
+
+    replica.bus.note(None)
+
+    await replica.until(lambda: replica.due_at() == task.run_at)
 
 
 async def test_replicas_hear_of_each_others_commits(spines: tuple[Spine, Spine], postgres_url: str) -> None:

@@ -24,8 +24,8 @@ async def prune(db: Database) -> None:
     while True:
         await asyncio.sleep(INTERVAL * random.uniform(0.8, 1.2))
         try:
-            while await db.run_tx(lambda tx: requests.delete_expired(tx, BATCH), _OPTIONS) == BATCH:
-                continue
+            while await db.run_tx(lambda tx: requests.delete_expired(tx, BATCH), _OPTIONS) >= BATCH:
+                continue  # those of the same instant go together: it may be more than a batch
             await db.run_tx(sessions.delete_gone, _OPTIONS)
         except StepwellError as error:
             log.debug("prune_skipped", reason=error.reason)

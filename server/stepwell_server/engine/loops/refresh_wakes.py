@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from functools import partial
 
-from stepwell_server.domain.errors import StepwellError
+from stepwell_server.domain.errors import DatabaseSlow, StepwellError
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.engine.wakes import WakeBus
 from stepwell_server.storage import handlers, tasks
@@ -16,18 +16,23 @@ from stepwell_server.storage.tasks import Stamp
 
 SPACING = 0.05
 """Seconds from one question to the next. What becomes due sooner by our own commits is known without asking."""
+PAUSE = 0.5
+"""Seconds after a question that the database did not answer."""
 
 _OPTIONS = TxOptions(label="refresh-wakes", read_only=True, reserved=True)
 
 
 async def refresh_wakes(db: Database, bus: WakeBus) -> None:
-    """Runs until cancelled. While the database is away nothing is refreshed; the sweep notes everything afterwards."""
+    """Runs until cancelled. What could not be refreshed is asked for again: nobody may ever note it a second time."""
     while True:
         asked, mark = await bus.take_noted(), bus.mark()
         began = asyncio.get_running_loop().time()
         try:
             found, at = await db.run_tx(partial(_ask, of=asked), _OPTIONS)
-        except StepwellError:
+        except StepwellError as error:
+            is_too_much = asked is None and isinstance(error, DatabaseSlow)  # else it would hold up all the others
+            bus.note(bus.served if is_too_much else asked)
+            await asyncio.sleep(PAUSE)
             continue
         bus.refresh(found, at, mark)
         await asyncio.sleep(max(0.0, began + SPACING - asyncio.get_running_loop().time()))
