@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -14,6 +15,16 @@ from tests.sdk.stage import Stage
 @pytest.fixture
 async def stage() -> Stage:
     return Stage()
+
+
+@pytest.fixture
+async def raised() -> AsyncIterator[list[BaseException]]:
+    """What reaches the loop's exception handler."""
+    errors: list[BaseException] = []
+    loop = asyncio.get_running_loop()
+    loop.set_exception_handler(lambda _loop, context: errors.append(context["exception"]))
+    yield errors
+    loop.set_exception_handler(None)
 
 
 @pytest.fixture

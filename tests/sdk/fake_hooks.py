@@ -84,9 +84,14 @@ class FakeTransactions(TransactionServiceServicer):
     async def Commit(self, request: tx.CommitRequest, context: Any) -> tx.CommitResponse:  # noqa: N802
         self.commits.append(request)
         if self.failures:
-            code, reason, metadata = self.failures.pop(0)
-            status = Status(code=code.value[0], message="refused")
-            status.details.add().Pack(ErrorInfo(reason=reason, domain="stepwell.v1", metadata=metadata))
-            context.set_trailing_metadata([("grpc-status-details-bin", status.SerializeToString())])
-            await context.abort(code, "refused")
+            await refuse(context, *self.failures.pop(0))
         return tx.CommitResponse()
+
+
+async def refuse(context: Any, code: grpc.StatusCode, reason: str, metadata: dict[str, str] | None = None) -> None:
+    """End a call as a server of Stepwell does; without a reason, as anybody on the way to it may."""
+    if reason:
+        status = Status(code=code.value[0], message="refused")
+        status.details.add().Pack(ErrorInfo(reason=reason, domain="stepwell.v1", metadata=metadata))
+        context.set_trailing_metadata([("grpc-status-details-bin", status.SerializeToString())])
+    await context.abort(code, "refused")

@@ -21,7 +21,7 @@ from stepwell.v1.transactions_pb2_grpc import add_TransactionServiceServicer_to_
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer, add_WorkerServiceServicer_to_server
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceServicer, add_WorkflowServiceServicer_to_server
 from tests.sdk.fake_dispatchers import FakeDispatchers
-from tests.sdk.fake_hooks import FakeHooks, FakeTransactions
+from tests.sdk.fake_hooks import FakeHooks, FakeTransactions, refuse
 
 _ENDING = ("suspend", "finish", "outcome")
 
@@ -78,6 +78,8 @@ class FakeWorkers(WorkerServiceServicer):
     def __init__(self) -> None:
         self.acks = True
         self.refuses: grpc.StatusCode | None = None
+        self.reason = ""  # of refusals
+        self.refused: asyncio.Queue[pb.Hello] = asyncio.Queue()
         self.intervals: dict[str, Duration] = {}
         self.streams: asyncio.Queue[WorkerStream] = asyncio.Queue()
         self.all_streams: list[WorkerStream] = []
@@ -87,7 +89,8 @@ class FakeWorkers(WorkerServiceServicer):
     ) -> AsyncIterator[pb.ConnectResponse]:
         hello = (await anext(requests)).frames[0].hello
         if self.refuses is not None:
-            await context.abort(self.refuses, "not this worker")
+            self.refused.put_nowait(hello)
+            await refuse(context, self.refuses, self.reason)
         stream = WorkerStream(hello, self.acks)
         self.all_streams.append(stream)
         self.streams.put_nowait(stream)

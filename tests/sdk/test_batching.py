@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 
 import grpc
 import pytest
 
 from stepwell import CallFailed
-from stepwell.batching import Coalescer
-from stepwell.v1.workflows_pb2 import SendEventsItem
+from stepwell.batching import Coalescer, until_available
+from stepwell.v1.errors_pb2 import ItemError
+from stepwell.v1.workflows_pb2 import SendEventsItem, SendEventsResult
 
 
 class Wire:
@@ -136,3 +138,58 @@ async def test_closing_cancels_those_who_wait(wire: Wire) -> None:
     for task in tasks:
         with pytest.raises(asyncio.CancelledError):
             await task
+
+
+class Flaky:
+    """A server that stores items when it can, and remembers which it was sent, and under which request_id."""
+
+    def __init__(self, *failures: int) -> None:
+        self.failures = list(failures)  # codes of items of type "b", one for each time
+        self.batches: list[list[tuple[str, str]]] = []
+        self.seconds: list[float] = []
+
+    async def send(self, items: list[SendEventsItem], seconds: float) -> list[SendEventsResult]:
+        self.batches.append([(item.type, item.request_id) for item in items])
+        self.seconds.append(seconds)
+        return [self._answer(item) for item in items]
+
+    def _answer(self, item: SendEventsItem) -> SendEventsResult:
+        if item.type == "b" and self.failures:
+            return SendEventsResult(error=ItemError(code=self.failures.pop(0)))
+        return SendEventsResult(stored={})
+
+
+UNAVAILABLE, ABORTED = 14, 10
+ITEMS = [SendEventsItem(type=type, request_id=f"request-{type}") for type in "abc"]
+
+
+def pausing(seconds: float) -> Callable[[], list[float]]:
+    return lambda: [seconds] * 4
+
+
+async def test_only_what_was_unavailable_is_sent_again_under_its_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.batching.pauses", pausing(0))
+    server = Flaky(UNAVAILABLE, UNAVAILABLE)
+
+    results = await until_available(server.send, ITEMS, 30)
+
+    assert [result.HasField("stored") for result in results] == [True] * 3
+    assert server.batches[1:] == [[("b", "request-b")]] * 2
+    assert server.seconds == sorted(server.seconds, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("failures", "pause", "tries"),
+    [([UNAVAILABLE] * 9, 0, 5), ([UNAVAILABLE] * 9, 31, 1), ([ABORTED], 0, 1), ([UNAVAILABLE, ABORTED], 0, 2)],
+    ids=["the tries are over", "the time is over", "it was another error", "it became another error"],
+)
+async def test_it_is_answered_as_it_is_when(
+    monkeypatch: pytest.MonkeyPatch, failures: list[int], pause: float, tries: int
+) -> None:
+    monkeypatch.setattr("stepwell.batching.pauses", pausing(pause))
+    server = Flaky(*failures)
+
+    results = await until_available(server.send, ITEMS, 30)
+
+    assert [result.error.code for result in results] == [0, failures[tries - 1], 0]
+    assert len(server.batches) == tries

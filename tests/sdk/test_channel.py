@@ -12,6 +12,7 @@ import pytest
 from grpc import aio
 
 from stepwell import open_channel
+from stepwell.channel import pauses
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import (
     ServerServiceServicer,
@@ -70,3 +71,11 @@ async def test_a_call_that_a_stopping_server_cut_off_is_repeated(code: grpc.Stat
     await server.stop(0)
 
     assert (answer.version, calls) == ("1", 2)
+
+
+def test_what_is_repeated_one_by_one_is_repeated_as_calls_are() -> None:
+    waits = list(pauses())
+
+    assert len(waits) == 4  # after the first of five tries
+    for wait, pause in zip(waits, (0.1, 0.3, 0.9, 2), strict=True):
+        assert 0.8 * pause <= wait <= 1.2 * pause

@@ -81,6 +81,49 @@ async def test_one_refusal_reaches_its_own_caller_only(server: FakeServer, clien
     assert not isinstance(a, BaseException) and not isinstance(c, BaseException)
 
 
+def unavailable_at_first(id: str) -> Any:
+    """What a server says of one item whose commit it did not hear of: it may be stored, or not."""
+    reason = errors_pb2.ERROR_REASON_DATABASE_UNAVAILABLE
+    errors = [errors_pb2.ItemError(code=14, reason=reason, message="the outcome is unknown")]
+    return lambda asked: errors.pop() if errors and asked == id else None
+
+
+async def test_a_create_whose_outcome_is_unknown_is_repeated_and_the_others_do_not_wait(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("stepwell.batching.pauses", lambda: [5])  # which none of the others would wait for
+    server.workflows.refuse = unavailable_at_first("b")
+    orders = client.workflow("order")
+
+    a, b, c = (asyncio.create_task(orders.create(id=id)) for id in "abc")
+    assert {handle.id for handle in await asyncio.gather(a, c)} == {"a", "c"}
+    assert not b.done()
+    b.cancel()
+
+
+async def test_what_was_unavailable_in_a_batch_is_repeated_under_its_own_request_id(
+    server: FakeServer, client: Client
+) -> None:
+    orders = client.workflow("order")
+    for calls in (lambda: orders.create(id="b"), lambda: orders.create_batch([{"id": "a"}, {"id": "b"}])):
+        server.workflows.creates.clear()
+        server.workflows.refuse = unavailable_at_first("b")
+        await calls()
+        first, second = server.workflows.creates
+        assert list(second.items) == [item for item in first.items if item.instance_id == "b"]
+        assert second.on_existing == first.on_existing
+
+
+async def test_so_is_an_event(server: FakeServer, client: Client) -> None:
+    order = await client.workflow("order").create(id="b")
+    server.workflows.refuse = unavailable_at_first("b")
+
+    await order.send_event("tick")
+
+    first, second = server.workflows.events
+    assert list(second.items) == list(first.items)
+
+
 async def test_a_create_that_waits_is_a_call_of_its_own(server: FakeServer, client: Client) -> None:
     await client.workflow(Order).create(id="x", params=Params(1), labels={"a": "b"}, wait="5 seconds")
 

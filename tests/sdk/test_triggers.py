@@ -88,6 +88,19 @@ async def test_a_hook_without_anything_is_stored_with_the_servers_defaults(serve
     assert not (item.HasField("payload") or item.HasField("process_at") or item.HasField("retry") or item.hook_id)
 
 
+async def test_a_hook_whose_outcome_is_unknown_is_triggered_again_under_its_own_request_id(
+    server: FakeServer, client: Client
+) -> None:
+    receipts = client.hook(send_receipt)
+    for calls in (lambda: receipts.trigger(id="b"), lambda: receipts.trigger_batch([{"id": "a"}, {"id": "b"}])):
+        server.hooks.triggers.clear()
+        errors = [errors_pb2.ItemError(code=14, reason=errors_pb2.ERROR_REASON_DATABASE_UNAVAILABLE)]
+        server.hooks.refuse = lambda id, errors=errors: errors.pop() if errors and id == "b" else None
+        await calls()
+        first, second = server.hooks.triggers
+        assert list(second.items) == [item for item in first.items if item.hook_id == "b"]
+
+
 async def test_the_policy_is_that_of_the_trigger_or_else_of_the_definition(server: FakeServer, client: Client) -> None:
     receipts = client.hook(send_receipt)
     await receipts.trigger()

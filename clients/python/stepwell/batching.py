@@ -1,4 +1,7 @@
-"""Coalescing: calls made while another one is in flight travel together, each with its own answer."""
+"""Batches: what travels together is answered one by one, and what was unavailable is sent again by itself.
+
+Coalescing: calls made while another one is in flight travel together, each with its own answer.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,34 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeAlias, TypeVar
 
 from google.protobuf.message import Message
 from grpc import StatusCode
 
+from stepwell.channel import pauses
 from stepwell.errors import CallFailed
+from stepwell.v1.errors_pb2 import ItemError
+
+
+class Result(Protocol):
+    """The answer to one item of a batch."""
+
+    @property
+    def error(self) -> ItemError:
+        """Why it was refused; empty if it was not."""
+
 
 ItemT = TypeVar("ItemT", bound=Message)
 AnswerT = TypeVar("AnswerT")
+ResultT = TypeVar("ResultT", bound=Result)
+
+Send: TypeAlias = Callable[[list[ItemT], float], Awaitable[Sequence[AnswerT]]]
+"""Sends items, each of which carries its request_id, within so many seconds; answers one by one."""
 
 MOST_ITEMS = 100
 MOST_BYTES = 3 * 1024 * 1024
+_UNAVAILABLE: int = StatusCode.UNAVAILABLE.value[0]
 
 
 @dataclass(slots=True, eq=False)
@@ -32,7 +51,7 @@ class _Asked(Generic[ItemT, AnswerT]):
 class Coalescer(Generic[ItemT, AnswerT]):
     """Sends items one batch at a time. A batch that fails fails for each of its callers, and is never mixed anew."""
 
-    def __init__(self, send: Callable[[list[ItemT], float], Awaitable[Sequence[AnswerT]]]) -> None:
+    def __init__(self, send: Send[ItemT, AnswerT]) -> None:
         self._send = send
         self._queue: deque[_Asked[ItemT, AnswerT]] = deque()
         self._sending: asyncio.Task[None] | None = None
@@ -97,6 +116,24 @@ class Coalescer(Generic[ItemT, AnswerT]):
                 break
             batch.append(self._queue.popleft())
         return batch
+
+
+async def until_available(send: Send[ItemT, ResultT], items: list[ItemT], seconds: float) -> list[ResultT]:
+    """Send items, and again those whose own answer is UNAVAILABLE, until the tries or the time are over.
+
+    So does the channel with a call that is UNAVAILABLE as a whole. The caller cannot: it would be another request_id.
+    """
+    deadline = asyncio.get_running_loop().time() + seconds
+    results = list(await send(items, seconds))
+    for pause in pauses():
+        again = [at for at, result in enumerate(results) if result.error.code == _UNAVAILABLE]
+        left = deadline - asyncio.get_running_loop().time() - pause
+        if not again or left <= 0:
+            break
+        await asyncio.sleep(pause)
+        for at, result in zip(again, await send([items[at] for at in again], left), strict=True):
+            results[at] = result
+    return results
 
 
 def in_batches(items: Sequence[ItemT]) -> Iterator[list[ItemT]]:

@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import json
+import random
+from collections.abc import Iterator
 from pathlib import Path
 
 import grpc
 from grpc import aio
 
 MESSAGE_BYTES = 4 * 1024 * 1024
+
+_TRIES = 5
+_FIRST_PAUSE = 0.1
+_LONGEST_PAUSE = 2
+_PAUSE_FACTOR = 3
+_JITTER = 0.2  # gRPC's own
 
 _SERVICE_CONFIG = {
     "loadBalancingConfig": [{"round_robin": {}}],
@@ -18,10 +26,10 @@ _SERVICE_CONFIG = {
             # A call that ended so may have been executed: it is repeated under its request_id, or only reads.
             # CANCELLED is what calls hear that reach a server as it stops; what the caller cancels is not repeated.
             "retryPolicy": {
-                "maxAttempts": 5,
-                "initialBackoff": "0.1s",
-                "maxBackoff": "2s",
-                "backoffMultiplier": 3,
+                "maxAttempts": _TRIES,
+                "initialBackoff": f"{_FIRST_PAUSE}s",
+                "maxBackoff": f"{_LONGEST_PAUSE}s",
+                "backoffMultiplier": _PAUSE_FACTOR,
                 "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
             },
         }
@@ -57,3 +65,10 @@ def open_channel(address: str, *, tls: bool = False, tls_ca: Path | None = None)
         return aio.insecure_channel(address, options=_OPTIONS)
     authorities = None if tls_ca is None else tls_ca.read_bytes()
     return aio.secure_channel(address, grpc.ssl_channel_credentials(authorities), options=_OPTIONS)
+
+
+def pauses() -> Iterator[float]:
+    """Seconds before each further try of what was UNAVAILABLE, as the channel makes them between tries of a call."""
+    for tries in range(_TRIES - 1):
+        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * _PAUSE_FACTOR**tries)
+        yield pause * random.uniform(1 - _JITTER, 1 + _JITTER)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from grpc import aio
 
-from stepwell.batching import Coalescer
+from stepwell.batching import Coalescer, ItemT, ResultT, until_available
 from stepwell.channel import open_channel
 from stepwell.durations import DurationLike, to_seconds
 from stepwell.errors import failure_of
@@ -175,17 +175,25 @@ class Client:
     async def create_coalesced(self, item: pb.CreateInstancesItem) -> pb.CreateInstancesResult:
         """Create one instance, together with others that are asked for meanwhile."""
         self._check_open()
-        return await self._creates.submit(item, self.timeout)
+        return await self._submit(self._creates, item)
 
     async def send_coalesced(self, item: pb.SendEventsItem) -> pb.SendEventsResult:
         """Send one event, together with others that are sent meanwhile."""
         self._check_open()
-        return await self._events.submit(item, self.timeout)
+        return await self._submit(self._events, item)
 
     async def trigger_coalesced(self, item: hooks_pb2.TriggerHooksItem) -> hooks_pb2.TriggerHooksResult:
         """Store one hook, together with others that are triggered meanwhile."""
         self._check_open()
-        return await self._triggers.submit(item, self.timeout)
+        return await self._submit(self._triggers, item)
+
+    async def _submit(self, coalescer: Coalescer[ItemT, ResultT], item: ItemT) -> ResultT:
+        async def send(items: list[ItemT], seconds: float) -> list[ResultT]:
+            self._check_open()  # it may be another try
+            return [await coalescer.submit(one, seconds) for one in items]
+
+        (result,) = await until_available(send, [item], self.timeout)
+        return result
 
     async def _send_triggers(
         self, items: list[hooks_pb2.TriggerHooksItem], seconds: float

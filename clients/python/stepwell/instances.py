@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 from uuid import uuid4
 
 from grpc import StatusCode
 
-from stepwell.batching import in_batches
+from stepwell.batching import in_batches, until_available
 from stepwell.durations import DurationLike, InstantLike, to_duration, to_seconds, to_timestamp
 from stepwell.errors import CallFailed, WorkflowFailed, WorkflowTerminated, refusal_of
 from stepwell.payloads import from_payload, to_payload
@@ -84,11 +84,7 @@ class Workflow(Generic[P, R]):
         news = [new if isinstance(new, NewInstance) else NewInstance(**new) for new in batch]
         results: list[pb.CreateInstancesResult] = []
         for items in in_batches([create_item(self.name, new) for new in news]):
-            request = pb.CreateInstancesRequest(
-                namespace=self.client.namespace, items=items, on_existing=pb.ON_EXISTING_SKIP
-            )
-            calling = self.client.stub.CreateInstances(request, timeout=self.client.timeout)
-            results.extend((await self.client.call(calling)).results)
+            results.extend(await until_available(self._send_batch, items, self.client.timeout))
         for result in results:
             if result.HasField("error"):
                 raise refusal_of(result.error)
@@ -129,6 +125,14 @@ class Workflow(Generic[P, R]):
             if not page.next_page_token:
                 return
             request.page_token = page.next_page_token
+
+    async def _send_batch(
+        self, items: Sequence[pb.CreateInstancesItem], seconds: float
+    ) -> Sequence[pb.CreateInstancesResult]:
+        request = pb.CreateInstancesRequest(
+            namespace=self.client.namespace, items=items, on_existing=pb.ON_EXISTING_SKIP
+        )
+        return (await self.client.call(self.client.stub.CreateInstances(request, timeout=seconds))).results
 
     async def _create_and_wait(self, new: NewInstance[P], wait: DurationLike) -> Instance[R]:
         item = create_item(self.name, new)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -10,7 +10,7 @@ from uuid import uuid4
 
 from grpc import StatusCode
 
-from stepwell.batching import in_batches
+from stepwell.batching import in_batches, until_available
 from stepwell.durations import to_timestamp
 from stepwell.errors import CallFailed, refusal_of
 from stepwell.payloads import to_payload
@@ -65,9 +65,7 @@ class Hook(Generic[P]):
         news = [new if isinstance(new, NewHook) else NewHook(**new) for new in batch]
         results: list[pb.TriggerHooksResult] = []
         for items in in_batches([trigger_item(self.name, new, self.retry) for new in news]):
-            request = pb.TriggerHooksRequest(namespace=self.client.namespace, items=items)
-            calling = self.client.hook_stub.TriggerHooks(request, timeout=self.client.timeout)
-            results.extend((await self.client.call(calling)).results)
+            results.extend(await until_available(self._send_batch, items, self.client.timeout))
         return [self._triggered(result) for result in results]
 
     async def get(self, id: str) -> TriggeredHook:
@@ -113,6 +111,12 @@ class Hook(Generic[P]):
         """Send hooks of this name to no webhook any more. Those that have not ended wait for a worker, or a target."""
         request = pb.DeleteHookTargetRequest(namespace=self.client.namespace, name=self.name, request_id=uuid4().hex)
         await self.client.call(self.client.hook_stub.DeleteHookTarget(request, timeout=self.client.timeout))
+
+    async def _send_batch(
+        self, items: Sequence[pb.TriggerHooksItem], seconds: float
+    ) -> Sequence[pb.TriggerHooksResult]:
+        request = pb.TriggerHooksRequest(namespace=self.client.namespace, items=items)
+        return (await self.client.call(self.client.hook_stub.TriggerHooks(request, timeout=seconds))).results
 
     def _triggered(self, result: pb.TriggerHooksResult) -> TriggeredHook:
         if result.HasField("error"):
