@@ -23,6 +23,7 @@ _FIRST_BACKOFF = 0.1
 _LONGEST_BACKOFF = 5.0
 _TARGETS_PER_MESSAGE = 1000
 _DROP_SECONDS = 0.1
+_SILENT_SECONDS = 45.0  # three of the server's keepalives
 _FINAL_CODES = frozenset(
     {
         grpc.StatusCode.UNIMPLEMENTED,
@@ -161,11 +162,13 @@ class Watches:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(call))
                 try:
-                    while (message := await call.read()) is not aio.EOF and not message.draining:
+                    while (message := await _read(call)) is not aio.EOF and not message.draining:
                         self._tries = 0
                         self._receive(message)
                 except aio.AioRpcError as error:
                     return failure_of(error)
+                except TimeoutError:
+                    return CallFailed(grpc.StatusCode.UNAVAILABLE, "the server fell silent")
                 finally:
                     writer.cancel()
         finally:
@@ -200,8 +203,8 @@ class Watches:
         for change in message.changes:
             if change.HasField("instance"):
                 key = (change.instance.workflow, change.instance.instance_id)
-                if key in self._followers and not change.more_steps:
-                    self._revisions[key] = change.instance.revision
+                if not change.more_steps:
+                    self._saw(key, change.instance.revision)
                 for follower in self._followers.get(key, ()):
                     follower.tell(change)
             elif change.HasField("refusal"):
@@ -209,7 +212,18 @@ class Watches:
                 for follower in self._followers.get((target.workflow, target.instance_id), ()):
                     follower.fail(refusal_of(change.refusal.error))
 
+    def _saw(self, key: Key, revision: int) -> None:
+        """Need no state up to this one again. But who has just come is yet to be sent the present one, with steps."""
+        if key in self._followers and key not in self._added:
+            self._revisions[key] = revision
+
     def _fail_all(self, failure: Exception) -> None:
         for followers in self._followers.values():
             for follower in followers:
                 follower.fail(failure)
+
+
+async def _read(call: Any) -> Any:
+    """The next message of a stream. TimeoutError if there is none for so long that nobody can be there."""
+    async with asyncio.timeout(_SILENT_SECONDS):
+        return await call.read()

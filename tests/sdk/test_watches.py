@@ -1,0 +1,71 @@
+"""The stream of a client that waits for results: silence, and who comes while a change is on its way."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from stepwell import Client, watches
+from stepwell.v1 import workflows_pb2 as pb
+from stepwell.watches import Watches
+from tests.sdk.fake_server import FakeServer
+from tests.sdk.stage import settle
+
+
+def change(revision: int, status: Any = pb.INSTANCE_STATUS_RUNNING) -> pb.WatchInstancesResponse:
+    instance = pb.Instance(workflow="order", instance_id="x", status=status, revision=revision)
+    return pb.WatchInstancesResponse(changes=[pb.InstanceChange(instance=instance)])
+
+
+class SlowCall:
+    """A stream whose writes take as long as the gate is closed."""
+
+    def __init__(self) -> None:
+        self.gate = asyncio.Event()
+        self.written: list[pb.WatchInstancesRequest] = []
+        self.incoming: asyncio.Queue[pb.WatchInstancesResponse] = asyncio.Queue()
+
+    async def write(self, request: pb.WatchInstancesRequest) -> None:
+        self.written.append(request)
+        await self.gate.wait()
+
+    async def read(self) -> pb.WatchInstancesResponse:
+        return await self.incoming.get()
+
+    def cancel(self) -> None: ...
+
+
+async def test_a_stream_that_falls_silent_is_replaced_and_goes_on_from_what_was_seen(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = await client.workflow("order").create(id="x")
+    wait = asyncio.create_task(order.result())
+    await server.workflows.until_watched(1)
+    monkeypatch.setattr(watches, "_SILENT_SECONDS", 0.1)
+    server.workflows.watchers[-1].put_nowait(change(4))
+
+    await server.workflows.until_watched(2)
+    monkeypatch.undo()
+    assert server.workflows.watches[-1].add[0].known_revision == 4
+    server.workflows.watchers[-1].put_nowait(change(5, pb.INSTANCE_STATUS_COMPLETE))
+    await wait
+
+
+async def test_who_comes_while_a_change_is_on_its_way_is_sent_the_present_state_with_its_steps() -> None:
+    call = SlowCall()
+    stub: Any = SimpleNamespace(WatchInstances=lambda: call)
+    followed = Watches(stub, "default")
+    with followed.follow("order", "x"):
+        await settle()
+        with followed.follow("order", "x", steps=True):
+            call.incoming.put_nowait(change(4))
+            await settle()
+            call.gate.set()
+            await settle()
+    await followed.close(RuntimeError("closed"))
+
+    _, second = call.written
+    assert [(target.known_revision, target.include_steps) for target in second.add] == [(0, True)]
