@@ -79,6 +79,7 @@ class Stage:
     turns: Turns = field(default_factory=Turns)
     pool: Pool = field(default_factory=InlinePool)
     is_draining: bool = False
+    is_connected: bool = True
     sent: list[pb.WorkerFrame] = field(default_factory=list)
     let_go_work: list[Work] = field(default_factory=list)
     rests: int = 0

@@ -5,10 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import grpc
 import pytest
+from google.rpc.error_details_pb2 import ErrorInfo
+from google.rpc.status_pb2 import Status
+from grpc import aio
 
 from stepwell import NonRetryableError, StepFailed
-from stepwell.errors import from_failure, to_failure
+from stepwell.errors import failure_of, from_failure, to_failure
 from stepwell.v1.common_pb2 import Failure
 
 
@@ -82,3 +86,14 @@ def test_a_class_that_has_no_stand_in_comes_back_as_a_failed_step(cls: type[Exce
 
     assert type(error) is StepFailed
     assert (error.name, error.message, str(error)) == (cls.__name__, "as stored", "as stored")
+
+
+@pytest.mark.parametrize(("domain", "reason"), [("stepwell.v1", "NAMESPACE_NOT_FOUND"), ("proxy.example", "")])
+def test_a_failed_call_has_a_reason_only_of_a_stepwell_server(domain: str, reason: str) -> None:
+    status = Status(message="refused")
+    status.details.add().Pack(ErrorInfo(reason="NAMESPACE_NOT_FOUND", domain=domain))
+    told = aio.Metadata(("grpc-status-details-bin", status.SerializeToString()))
+
+    failure = failure_of(aio.AioRpcError(grpc.StatusCode.NOT_FOUND, aio.Metadata(), told, "refused"))
+
+    assert (failure.reason, failure.message) == (reason, "refused")

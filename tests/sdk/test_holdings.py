@@ -39,6 +39,7 @@ class Worker:
 
     def welcome(self, *held: tuple[int, int], database_id: str = "db", **fields: Any) -> list[str]:
         tasks = [pb.HeldTask(task_id=task_id, fence=fence) for task_id, fence in held]
+        self.holdings.greets()
         welcome = pb.Welcome(database_id=database_id, lease=LEASE, heartbeat_interval=INTERVAL, held=tasks, **fields)
         self.is_at_one = self.holdings.welcomed(welcome)
         return self.sent()
@@ -312,6 +313,63 @@ async def test_a_lease_that_is_not_renewed_is_given_up_before_it_ends(worker: Wo
     worker.holdings.expire()
 
     assert worker.held() == []
+
+
+@pytest.mark.parametrize("is_connected", [True, False], ids=["on a stream", "without one"])
+async def test_what_is_given_up_wants_another_hello_if_there_is_a_stream(worker: Worker, is_connected: bool) -> None:
+    hellos: list[list[tuple[int, int]]] = []
+    worker.holdings.reconnect = lambda: hellos.append(worker.held())
+    worker.welcome()
+    await worker.task("stuck")
+    worker.clock.advance(10)
+    await worker.task("stuck", task_id=2)
+    if not is_connected:
+        worker.holdings.disconnected()
+    worker.holdings.expire()
+    assert hellos == []
+
+    worker.clock.advance(LEASE.seconds - 10)
+    worker.holdings.expire()
+
+    assert worker.held() == [(2, 1)]
+    assert hellos == ([[(2, 1)]] if is_connected else [])
+    await worker.holdings.close()
+
+
+async def test_a_reconnect_renews_from_when_hello_was_sent(worker: Worker) -> None:
+    worker.welcome()
+    await worker.task("stuck")
+    worker.holdings.disconnected()
+    worker.clock.advance(10)
+    worker.holdings.greets()
+    worker.clock.advance(9)  # so long took the answer, to a lease that counts from the question
+    worker.holdings.welcomed(pb.Welcome(database_id="db", lease=LEASE, held=worker.holdings.held()))
+
+    worker.clock.advance(17)  # 26 after the question
+    worker.holdings.expire()
+    assert worker.held() == []
+
+
+async def test_no_body_begins_unannounced_without_a_stream(worker: Worker) -> None:
+    gate = asyncio.Event()
+    began: list[str] = []
+
+    @workflow("late")
+    async def late(event: Any, step: Any) -> None:
+        await gate.wait()
+        await step.do("work", lambda: began.append("work"))
+
+    worker.holdings = Holdings(App([late]), None, InlinePool(), worker.clock)
+    worker.welcome()
+    await worker.task("late")
+    worker.holdings.disconnected()
+    gate.set()
+    await settle()
+    assert began == []
+
+    worker.welcome((1, 1))
+    await worker.ack(1)
+    assert began == ["work"]
 
 
 async def test_a_draining_worker_takes_no_task_and_grants_no_credit(worker: Worker) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -131,6 +132,14 @@ def test_the_size_is_counted_in_bytes_and_the_limit_itself_is_allowed() -> None:
         with pytest.raises(PayloadInvalid) as refused:
             to_payload(too_large, limits)
         assert refused.value.reason == "PAYLOAD_TOO_LARGE"
+
+
+def test_what_json_can_write_but_not_read_is_too_deep() -> None:
+    value: list[Any] = []
+    for _ in range(1100):  # through all the depths at which only one of the two gives up
+        value = [value]
+        with suppress(PayloadInvalid):  # and nothing else
+            to_payload(value, Limits())
 
 
 def test_the_depth_is_counted_in_levels_not_in_brackets() -> None:

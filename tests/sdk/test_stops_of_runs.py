@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from typing import Any
 
 from stepwell.hosts import Phase
+from stepwell.runs import Run
 from stepwell.terms import Terms
 from stepwell.v1 import workers_pb2 as pb
-from tests.sdk.stage import Stage, settle, slept
+from tests.sdk.stage import Stage, in_a_word, pending, settle, slept, waiting
 
 
 async def three_steps(event: Any, step: Any) -> Any:
@@ -48,19 +50,46 @@ async def test_a_pause_waits_for_bodies_that_execute_and_then_asks_to_go(stage: 
     gate.set()
     await settle()
     assert stage.kinds() == ["step_done:slow"]
-    await stage.ack(run, 2, stop=pb.STOP_PAUSE)
-    assert stage.kinds() == ["suspend"]
-    await stage.ack(run, 3, stop=pb.STOP_PAUSE, released=True)
+    await stage.ack(run, 2, stop=pb.STOP_PAUSE, released=True)
+    assert run.phase is Phase.DROPPED
+
+
+async def asking_to_pause(stage: Stage) -> Run:
+    """A run whose last body the server has timed out, while a pause held up the body of another branch."""
+    run = await stage.begin(beside_a_slow_one(asyncio.Event()))
+    await stage.ack(run, 1, stop=pb.STOP_PAUSE)
+    run.cancel_step("slow")
+    await stage.resolve(run, waiting("slow", attempts=1))
+    assert in_a_word(stage.sent[-1]) == "suspend"
+    return run
+
+
+async def test_a_pause_is_asked_for_when_the_server_has_ended_the_last_body(stage: Stage) -> None:
+    run = await asking_to_pause(stage)
+
+    await stage.ack(run, 2, stop=pb.STOP_PAUSE, released=True)
+    assert run.phase is Phase.DROPPED
+
+
+async def test_a_run_that_asks_to_pause_is_due_at_once_if_the_pause_was_withdrawn(stage: Stage) -> None:
+    """Else it would sleep for the retry of its other branch, or be refused if nothing of it waits."""
+    run = await asking_to_pause(stage)
+    assert stage.take()[-1].suspend == pb.Suspend(yields=True)
+
+    await stage.ack(run, 2, stop=pb.STOP_NONE, released=True)
     assert run.phase is Phase.DROPPED
 
 
 async def test_a_pause_that_was_withdrawn_lets_bodies_begin(stage: Stage) -> None:
-    run = await stage.begin(three_steps)
-    await stage.ack(run, 1, stop=pb.STOP_PAUSE)
-    assert stage.kinds() == ["step_done:a +b", "suspend"]
+    run = await asking_to_pause(stage)
+    stage.take()
 
-    await stage.ack(run, 2, stop=pb.STOP_NONE, released=False)
+    await stage.ack(run, 2, stop=pb.STOP_NONE, released=False)  # as the retry is due by now
     assert stage.kinds() == ["begin_steps +b"]
+    await stage.resolve(run, pending("slow", attempts=1))
+    await stage.ack(run, 3)
+    assert stage.kinds() == ["begin_steps +slow", "step_done:b"]
+    run.drop()
 
 
 async def test_a_pause_that_was_withdrawn_does_not_hold_a_branch_until_its_sibling_ends(stage: Stage) -> None:
@@ -128,6 +157,27 @@ async def test_a_dropped_run_can_do_nothing_and_says_nothing(stage: Stage) -> No
 
     assert (seen, stage.kinds(), stage.let_go_work) == ([], [], [run])
     assert run.function is not None and run.function.done()
+
+
+async def test_a_function_that_does_not_take_its_end_for_an_answer_blocks_nobody(stage: Stage) -> None:
+    is_enough = False
+
+    async def order(event: Any, step: Any) -> None:
+        for attempt in range(1_000_000):
+            if is_enough:
+                return
+            with contextlib.suppress(BaseException):
+                await step.do(f"a-{attempt}", asyncio.Event().wait)
+        raise AssertionError("nobody else had a turn")
+
+    run = await stage.begin(order)
+    run.drop()
+    await settle()
+    is_enough = True
+    await settle()
+
+    assert run.function is not None and run.function.done()
+    assert run.function.cancelled() or run.function.result().error is None
 
 
 async def test_a_refused_frame_ends_the_run_with_its_reason(stage: Stage) -> None:

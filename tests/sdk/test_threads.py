@@ -28,6 +28,22 @@ async def test_every_result_comes_back_to_the_loop() -> None:
     pool.close()
 
 
+async def test_one_result_that_cannot_be_taken_does_not_hold_up_the_others(raised: list[BaseException]) -> None:
+    pool = ThreadPool(1)
+    gate, done = threading.Event(), asyncio.Event()
+    pool.call(lambda: gate.wait(10), lambda _result: 1 // 0)
+    pool.call(lambda: None, lambda _result: done.set())
+    pool._is_waking = True  # so that both are there when the loop looks
+    gate.set()
+    while len(pool._results) < 2:
+        await asyncio.sleep(0)
+    pool._deliver()
+
+    assert done.is_set()
+    assert [type(error) for error in raised] == [ZeroDivisionError]
+    pool.close()
+
+
 async def test_jobs_run_side_by_side_up_to_the_size() -> None:
     pool = ThreadPool(3)
     together = threading.Barrier(3)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 import random
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -14,10 +13,9 @@ from grpc import aio
 from stepwell.clocks import Timer
 from stepwell.errors import CallFailed, failure_of
 from stepwell.holdings import Holdings
+from stepwell.logs import ERROR, INFO, WARNING, log
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-
-_LOG = logging.getLogger("stepwell.worker")
 
 _MESSAGE_BYTES = 3 * 1024 * 1024
 _WELCOME_SECONDS = 10.0
@@ -26,8 +24,9 @@ _FIRST_BACKOFF = 0.1
 _LONGEST_BACKOFF = 5.0
 _BEATS_PER_INTERVAL = 4
 _STOOD_STILL = "this process stood still; what was sent to it meanwhile may be others' by now"
+_GAVE_UP = "this worker gave up what it could not renew, which the server does not know"
 
-# What no second try can mend: the worker is wrong, or it is not wanted.
+# What no second try can mend, if a server says so: the worker is wrong, or it is not wanted.
 _FINAL_CODES = frozenset(
     {
         grpc.StatusCode.INVALID_ARGUMENT,
@@ -59,6 +58,7 @@ class Connection:
         self._is_leaving = False
         self._given_up = ""  # why this side ended the stream
         holdings.wake = self._has_news.set
+        holdings.reconnect = self._reconnect
 
     async def serve(self) -> None:
         """Connect, and connect again, until `leave`. CallFailed if the server will never take this worker."""
@@ -69,11 +69,14 @@ class Connection:
                 self._holdings.disconnected()
                 if failure is not None:
                     self.last_failure = failure
-                    _LOG.warning("stream_lost code=%s: %s", failure.code.name, failure)
-                    if failure.code in _FINAL_CODES:
-                        _LOG.error("worker_refused: it takes no more tasks")
+                    log(WARNING, "stream_lost code=%s: %s", failure.code.name, failure)
+                    if self._is_final(failure):
+                        log(ERROR, "worker_refused: it takes no more tasks")
                         raise failure
                     await self._back_off()
+        except Exception:
+            self._holdings.drop_everything()  # nobody renews its leases any more
+            raise
         finally:
             if self._timer is not None:
                 self._timer.cancel()
@@ -82,6 +85,13 @@ class Connection:
         """Say Goodbye after everything that is ready, and end the stream."""
         self._is_leaving = True
         self._has_news.set()
+
+    def _is_final(self, failure: CallFailed) -> bool:
+        """Whether it is pointless to try again. Of a worker that was welcome only a server may say so.
+
+        What comes without a reason may be a proxy's answer, while the servers behind it are away.
+        """
+        return failure.code in _FINAL_CODES and (bool(failure.reason) or not self.is_welcome.is_set())
 
     async def _back_off(self) -> None:
         longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._tries)
@@ -117,7 +127,7 @@ class Connection:
         except aio.AioRpcError as error:
             return failure_of(error)
         except asyncio.CancelledError:
-            if not self._given_up:
+            if not self._given_up or _is_cancelled():
                 raise
             return CallFailed(grpc.StatusCode.UNAVAILABLE, self._given_up)
         except TimeoutError:
@@ -130,7 +140,7 @@ class Connection:
         for frame in message.frames:
             if frame.HasField("welcome"):
                 if self.is_welcome.is_set():
-                    _LOG.info("stream_restored")
+                    log(INFO, "stream_restored")
                 goes_on = self._holdings.welcomed(frame.welcome)
                 self._tries = self._ticks = 0
                 self._next_tick()  # at the interval that this server wants
@@ -143,6 +153,7 @@ class Connection:
 
     async def _write(self, call: Any) -> None:
         try:
+            self._holdings.greets()
             await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=self._hello())]))
             while not self._is_leaving:
                 await self._has_news.wait()
@@ -185,11 +196,22 @@ class Connection:
         """Whether this process was frozen, or its loop blocked, so long that what it reads may be others' by now."""
         return self._holdings.clock.now() - self._ticked_at > self._holdings.terms.longest_standstill
 
+    def _reconnect(self) -> None:
+        """Another Hello is wanted. Not of a worker that leaves: its Goodbye gives everything back."""
+        if not self._is_leaving:
+            self._give_up(_GAVE_UP)
+
     def _give_up(self, why: str) -> None:
         """End the stream from this side, to begin another one."""
         if self._call is not None:
             self._given_up = why
             self._call.cancel()
+
+
+def _is_cancelled() -> bool:
+    """Whether somebody wants the task that asks to end, rather than what it waits for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def in_messages(frames: list[pb.WorkerFrame]) -> Iterator[list[pb.WorkerFrame]]:

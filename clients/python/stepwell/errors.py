@@ -39,6 +39,7 @@ from grpc import aio
 
 from stepwell.v1 import common_pb2, errors_pb2
 
+_DOMAIN = "stepwell.v1"
 _DETAILS_KEY = "grpc-status-details-bin"
 _NAME_CHARACTERS = 256
 _MESSAGE_CHARACTERS = 4 * 1024
@@ -191,7 +192,7 @@ def failure_of(error: aio.AioRpcError) -> CallFailed:
         if key == _DETAILS_KEY and isinstance(value, bytes):
             status = Status.FromString(value)
             info = ErrorInfo()
-            if any(detail.Unpack(info) for detail in status.details):
+            if any(detail.Unpack(info) and info.domain == _DOMAIN for detail in status.details):
                 return CallFailed(error.code(), status.message, info.reason, dict(info.metadata))
     return CallFailed(error.code(), error.details() or "no details")
 

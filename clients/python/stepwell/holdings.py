@@ -7,7 +7,6 @@ frames are not kept: those that matter are unacknowledged, and `welcomed` sends 
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -18,6 +17,7 @@ from stepwell.clocks import Clock
 from stepwell.errors import reason_name
 from stepwell.hosts import Phase, Work
 from stepwell.jobs import Job
+from stepwell.logs import ERROR, INFO, WARNING, log
 from stepwell.runs import Run
 from stepwell.terms import Terms, terms_of
 from stepwell.threads import Pool
@@ -27,8 +27,6 @@ from stepwell.workflows import WorkflowDefinition
 
 if TYPE_CHECKING:
     from stepwell.client import Client
-
-_LOG = logging.getLogger("stepwell.worker")
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +82,9 @@ class Holdings:
         self.turns = Turns()
         self.pool = pool
         self.is_draining = False
+        self.is_connected = False
         self.wake: Callable[[], None] = lambda: None  # called when there is something to send
+        self.reconnect: Callable[[], None] = lambda: None  # called when the server must hear another Hello
         self.quiet = asyncio.Event()  # set when leaving interrupts nothing; kept up to date while draining
         self._app = app
         self._client = client
@@ -97,7 +97,7 @@ class Holdings:
         self._acking: list[_Held] = []  # acknowledged by the message that is being written
         self._owed = 0
         self._beats = _Beats()
-        self._is_connected = False
+        self._greeted_at = clock.now()
         self._idle_since = clock.now()
 
     # For the connection.
@@ -105,6 +105,10 @@ class Holdings:
     def held(self) -> list[pb.HeldTask]:
         """Every lease that the worker believes to hold."""
         return [pb.HeldTask(task_id=held.task_id, fence=held.fence) for held in self._held.values()]
+
+    def greets(self) -> None:
+        """A Hello is about to be sent: what its Welcome lists is renewed from now on, however long that takes."""
+        self._greeted_at = self.clock.now()
 
     def welcomed(self, welcome: pb.Welcome) -> bool:
         """A stream is open: drop what is lost, send again what was not acknowledged, grant credit.
@@ -114,10 +118,10 @@ class Holdings:
         """
         terms = terms_of(welcome)
         if self.terms.database_id not in ("", terms.database_id):
-            self._drop_everything()
+            self.drop_everything()
         self.terms = terms
         self._outbox = []
-        self._beats, self._is_connected = _Beats(), True
+        self._beats, self.is_connected = _Beats(), True
         kept = {(held.task_id, held.fence) for held in welcome.held}
         self._owed = 0
         for held in list(self._held.values()):
@@ -134,7 +138,7 @@ class Holdings:
 
     def disconnected(self) -> None:
         """The stream is gone: frames are sent again when there is another."""
-        self._is_connected = False
+        self.is_connected = False
         self._outbox, self._arrived, self._acking = [], [], []
         self._turn_away()
 
@@ -142,7 +146,7 @@ class Holdings:
         """Everything that is ready to be sent, with the credit that is due."""
         frames, self._outbox = self._outbox, []
         self._acking, self._arrived = self._acking + self._arrived, []
-        if self._owed and self._is_connected and not self.is_draining:
+        if self._owed and self.is_connected and not self.is_draining:
             credit = pb.Credit(kind=pb.HANDLER_KIND_WORKFLOW, tasks=self._owed)
             frames.append(pb.WorkerFrame(credit=credit))
             self._owed = 0
@@ -173,7 +177,7 @@ class Holdings:
             case "heartbeat":
                 self._beats.confirmed(frame.heartbeat.heartbeat_number)
             case "stale" if held is not None and held.fence == frame.fence:
-                _LOG.info("lease_lost task_id=%s reason=%s", held.task_id, reason_name(frame.stale.reason))
+                log(INFO, "lease_lost task_id=%s reason=%s", held.task_id, reason_name(frame.stale.reason))
                 self._drop(held)
             case "refused":
                 self._refused(held, frame)
@@ -185,7 +189,7 @@ class Holdings:
     def heartbeat(self) -> None:
         """Renew every lease by its name, give up what was not renewed in time, ask again for what a pause holds up."""
         self.expire()
-        if not self._is_connected:
+        if not self.is_connected:
             return
         self._beats.number += 1
         held = list(self._held.values())
@@ -196,17 +200,23 @@ class Holdings:
                 one.work.ask_again()
 
     def expire(self) -> None:
-        """Stop tasks whose last renewal is so old that another worker may have them soon."""
+        """Stop tasks whose last renewal is so old that another worker may have them soon; then say what is left.
+
+        Until another Hello does, the server believes that they are held, and the worker is sent as many again.
+        """
         oldest = self.clock.now() - self.terms.holds_for
-        for held in [held for held in self._held.values() if held.last_renewal() <= oldest]:
-            _LOG.warning("lease_not_renewed task_id=%s", held.task_id)
+        given_up = [held for held in self._held.values() if held.last_renewal() <= oldest]
+        for held in given_up:
+            log(WARNING, "lease_not_renewed task_id=%s", held.task_id)
             self._drop(held)
+        if given_up and self.is_connected:
+            self.reconnect()
 
     # For the runs and jobs: the Host.
 
     def send(self, frame: pb.WorkerFrame) -> None:
         """Send a frame with the next message; without a stream it is sent again later."""
-        if self._is_connected:
+        if self.is_connected:
             self._outbox.append(frame)
             self.wake()
 
@@ -253,9 +263,17 @@ class Holdings:
             if isinstance(held.work, Run):
                 held.work.name_bodies()
 
+    def drop_everything(self) -> None:
+        """Stop and forget all that is held and remembered."""
+        for held in list(self._held.values()):
+            self._drop(held)
+        for run in list(self._cache.values()):
+            self._forget(run)
+        self._cache.clear()
+
     async def close(self) -> None:
         """Drop everything, and see the functions end."""
-        self._drop_everything()
+        self.drop_everything()
         if self._functions:
             await asyncio.wait(self._functions, timeout=1)
 
@@ -343,7 +361,7 @@ class Holdings:
             self._resolved(held, resolved)
 
     def _refuse(self, held: _Held) -> None:
-        _LOG.error("task_of_unknown_handler kind=%s name=%s", held.task.handler.kind, held.task.handler.name)
+        log(ERROR, "task_of_unknown_handler kind=%s name=%s", held.task.handler.kind, held.task.handler.name)
         self._remove(held)
 
     def _resolved(self, held: _Held, resolved: pb.Resolved) -> None:
@@ -356,7 +374,7 @@ class Holdings:
         return Run(self, definition, self._client, key)
 
     def _send_again(self, held: _Held) -> None:
-        held.renew(self.clock.now())
+        held.renew(self._greeted_at)
         if held.work is not None:
             for frame in held.work.unacked_frames():
                 self.send(frame)
@@ -370,7 +388,7 @@ class Holdings:
 
     def _refused(self, held: _Held | None, frame: pb.ServerFrame) -> None:
         reason = reason_name(frame.refused.reason)
-        _LOG.warning("frame_refused task_id=%s reason=%s: %s", frame.task_id, reason, frame.refused.message)
+        log(WARNING, "frame_refused task_id=%s reason=%s: %s", frame.task_id, reason, frame.refused.message)
         if held is not None and held.work is not None and held.fence == frame.fence:
             held.work.refused(frame.number, reason, frame.refused.message)
 
@@ -410,13 +428,6 @@ class Holdings:
         if function is not None and not function.done():
             self._functions.add(function)
             function.add_done_callback(self._functions.discard)
-
-    def _drop_everything(self) -> None:
-        for held in list(self._held.values()):
-            self._drop(held)
-        for run in list(self._cache.values()):
-            self._forget(run)
-        self._cache.clear()
 
 
 def _is_at(run: Run, task: pb.WorkflowInput) -> bool:

@@ -82,6 +82,10 @@ class Host(Protocol):
     def is_draining(self) -> bool:
         """Whether the worker leaves: no further body may begin."""
 
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a stream: without one, what is sent now is sent again when there is."""
+
     def send(self, frame: pb.WorkerFrame) -> None:
         """Send a frame with the next message."""
 

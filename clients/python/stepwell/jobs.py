@@ -7,7 +7,6 @@ frame to its host.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import Iterator
 from contextvars import copy_context
 from typing import Any
@@ -18,10 +17,9 @@ from stepwell.errors import JobTimeoutError, to_failure
 from stepwell.handlers import JobContext
 from stepwell.hooks import HookDefinition
 from stepwell.hosts import Host
+from stepwell.logs import WARNING, log
 from stepwell.reports import Reports
 from stepwell.v1 import workers_pb2 as pb
-
-_LOG = logging.getLogger("stepwell.worker")
 
 
 class Job:
@@ -86,11 +84,12 @@ class Job:
     def _ended(self, outcome: Outcome) -> None:
         told = pb.Outcome()
         if outcome.error is not None:
-            _LOG.warning("hook_failed", extra=self._about, exc_info=outcome.error)
             retryable = self._definition.is_retryable(outcome.error)
             told.failure.CopyFrom(to_failure(outcome.error, non_retryable=not retryable))
         self._reports.add(pb.WorkerFrame(outcome=told))
         self._reports.send(self._host.clock.now(), self._host.send)
+        if outcome.error is not None:
+            log(WARNING, "hook_failed", about=self._about, error=outcome.error)
 
     def _leave(self) -> None:
         if not self._is_over:

@@ -159,8 +159,15 @@ def _check_size(size: int, limit: int) -> None:
 
 def _check_depth(text: str, limit: int) -> None:
     # Brackets are counted first, which is quick: they are at least as many as there are levels.
-    if text.count("[") + text.count("{") > limit and _depth(text, limit) > limit:
+    if text.count("[") + text.count("{") > limit and _is_deeper(text, limit):
         raise PayloadInvalid(f"nested deeper than {limit} levels", "PAYLOAD_TOO_DEEP")
+
+
+def _is_deeper(text: str, limit: int) -> bool:
+    try:
+        return _depth(text, limit) > limit
+    except RecursionError:  # deeper than json itself can look, though it could write it: nobody could read it
+        return True
 
 
 def _depth(text: str, enough: int) -> int:

@@ -10,7 +10,6 @@ wait, the end) travel together.
 from __future__ import annotations
 
 import asyncio
-import logging
 import math
 from collections.abc import Iterator
 from contextvars import copy_context
@@ -23,6 +22,7 @@ from stepwell.calls import CallState, StepCall
 from stepwell.errors import DuplicateStepKey, PayloadInvalid, StepMaxAttemptsExceeded, StepResultInvalid
 from stepwell.functions import WorkflowFunction, finish_of
 from stepwell.hosts import Host, Phase
+from stepwell.logs import WARNING, log
 from stepwell.records import StepRecords
 from stepwell.reports import Report, Reports
 from stepwell.steps import StepOptions, WorkflowStep
@@ -33,8 +33,6 @@ from stepwell.workflows import WorkflowDefinition
 
 if TYPE_CHECKING:
     from stepwell.client import Client
-
-_LOG = logging.getLogger("stepwell.worker")
 
 # Turns of the loop without news after which the function counts as at rest. A result needs three to come through
 # gather() or a TaskGroup, and two more for each one around it. Too few cost a message, never correctness.
@@ -217,7 +215,7 @@ class Run:
 
     async def do(self, name: str, body: Body, options: StepOptions) -> pb.StepState:
         """Execute a body unless its result is known already."""
-        known = self._recall(name, states.STEP_TYPE_DO)
+        known = await self._recall(name, states.STEP_TYPE_DO)
         if known is not None and records.is_finished(known):
             return records.result_of(known)
         call = StepCall(name, states.STEP_TYPE_DO, self._loop.create_future())
@@ -234,7 +232,7 @@ class Run:
     async def wait(self, wait: pb.Wait) -> pb.StepState:
         """Wait, unless that is over already."""
         type = records.type_of(wait)
-        known = self._recall(wait.name, type)
+        known = await self._recall(wait.name, type)
         if known is not None and records.is_finished(known):
             return records.result_of(known)
         call = StepCall(wait.name, type, self._loop.create_future())
@@ -245,8 +243,9 @@ class Run:
             self._steps_left -= 1
         return await self._answer(call)
 
-    def _recall(self, name: str, type: states.StepType.ValueType) -> pb.StepState | None:
+    async def _recall(self, name: str, type: states.StepType.ValueType) -> pb.StepState | None:
         if self.phase is Phase.DROPPED or self._finish is not None:
+            await asyncio.sleep(0)  # else a function that catches it in a loop would block everybody's
             raise asyncio.CancelledError("the run is no longer executed here")
         if name in self._calls:
             raise DuplicateStepKey(f"the step {name!r} is open already")
@@ -297,9 +296,12 @@ class Run:
         return self.phase is Phase.HELD and not (self._is_stopped or self._host.is_draining or self._steps_left < 1)
 
     def _is_fresh(self) -> bool:
-        """Whether bodies may begin unannounced. Their loss is told to the next holder as an interruption."""
+        """Whether bodies may begin unannounced. Their loss is told to the next holder as an interruption.
+
+        Not without a stream: nobody knows that they began, and the lease may be another's when there is one again.
+        """
         is_first = self._reports.number == 0 and not self._reports.has_news
-        return is_first and not self._host.terms.virtual_clock
+        return is_first and self._host.is_connected and not self._host.terms.virtual_clock
 
     def _begin_announced(self, call: StepCall) -> None:
         if call.state is not CallState.OPENING or self._calls.get(call.name) is not call:
@@ -336,11 +338,11 @@ class Run:
         self._apply(records.completed(call.name, call.attempt, result))
 
     def _report_failure(self, call: StepCall, error: BaseException) -> None:
-        about = {**self._function.about, "step": call.name, "attempt": call.attempt}
-        _LOG.warning("step_failed", extra=about, exc_info=error)
         self._interruptions = 0
         self._reports.add(call.failed(error), error)
         self._move(call, CallState.VERDICT)
+        about = {**self._function.about, "step": call.name, "attempt": call.attempt}
+        log(WARNING, "step_failed", about=about, error=error)
 
     def _judge(self, report: Report, ack: pb.Ack) -> None:
         """The server has decided on a failed execution: tried again later, or raised to the function."""
@@ -389,8 +391,8 @@ class Run:
             return
         finish = finish_of(outcome, self._host.terms.limits)
         if finish.HasField("failure"):
-            _LOG.warning("workflow_failed", extra=self._function.about, exc_info=outcome.error)
             self._end(finish)
+            log(WARNING, "workflow_failed", about=self._function.about, error=outcome.error)
         else:
             self._finish = finish
             self._touch()
@@ -469,7 +471,8 @@ class Run:
         elif self._finish is None and self._calls and not self._busy and not self._expects_news:
             self._suspend(cached=True)
         elif self._is_stopped and len(self._asked) == self._busy and self._is_answered():
-            self._suspend(cached=False)  # to pause, with bodies that were not let begin
+            # To pause, with bodies that were not let begin. Should the pause be withdrawn by now, they are due at once.
+            self._suspend(cached=False, yields=True)
         elif self._steps_left < 1 and self._asked and len(self._asked) == self._busy and not self._expects_news:
             self._suspend(cached=False, yields=True)
 

@@ -13,6 +13,8 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
+from stepwell.callbacks import call_back
+
 Job: TypeAlias = Callable[[], Any]
 Done: TypeAlias = Callable[[Any], None]
 
@@ -78,4 +80,4 @@ class ThreadPool:
         while self._results:
             done, result = self._results.popleft()
             self._unfinished -= 1
-            done(result)
+            call_back(self._loop, done, result)

@@ -6,6 +6,8 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 
+from stepwell.callbacks import call_back
+
 
 class Turns:
     """Calls back after so many turns of the loop, with one loop callback per turn however many wait."""
@@ -35,4 +37,4 @@ class Turns:
         else:
             self._is_counting = False
         for callback in callbacks:
-            callback()
+            call_back(self._loop, callback)

@@ -32,7 +32,8 @@ class Worker:
     """Hosts what an app has: `async with Worker(client, app):`, or `await Worker(client, app).run()`.
 
     In the `with` block the worker is registered and takes tasks, at most `max_tasks` at a time. Leaving it, executing
-    functions get `grace` to end; what then still executes goes to another worker. Functions that are not async run in
+    functions get `grace` to end; what then still executes goes to another worker. If the server would not have it any
+    more, leaving raises why, unless the block has raised something itself. Functions that are not async run in
     `threads` threads. Up to `cache` suspended runs stay in memory, so that they go on without a replay.
     """
 
@@ -77,10 +78,10 @@ class Worker:
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            await self._drain()
-        finally:
-            await self._close()
+        await self._leave()
+        assert self._serving is not None
+        if error is None and not self._serving.cancelled():
+            self._serving.result()  # raises why the worker ended before it was left
 
     async def run(self) -> None:
         """Work until cancelled, through every outage; then leave as at the end of a `with` block."""
@@ -89,7 +90,7 @@ class Worker:
         try:
             await asyncio.shield(self._serving)
         finally:
-            await self.__aexit__(None, None, None)
+            await self._leave()
 
     async def ended(self, idle: DurationLike | None = None) -> None:
         """Wait until the worker ends by itself, because the server will never take it; CallFailed says why.
@@ -116,6 +117,12 @@ class Worker:
         self._holdings = Holdings(self.app, self._client, self._pool, clock, self._capacity)
         self._connection = Connection(self._client.channel, self._holdings, self._hello)
         self._serving = asyncio.create_task(self._connection.serve())
+
+    async def _leave(self) -> None:
+        try:
+            await self._drain()
+        finally:
+            await self._close()
 
     async def _registered(self) -> None:
         """Wait until the server has stored what this worker hosts."""
@@ -154,7 +161,7 @@ class Worker:
         await self._holdings.close()
         self._pool.close()
         if not self._serving.cancelled():
-            self._serving.exception()  # it was raised where somebody waited for it
+            self._serving.exception()  # which counts as seen: whoever waits for it, or leaves the block, is told
 
     def _hello(self) -> pb.Hello:
         return pb.Hello(

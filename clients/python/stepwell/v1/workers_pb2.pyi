@@ -1264,7 +1264,9 @@ class Suspend(_message.Message):
     0: not said.
     """
     yields: _builtins.bool
-    """True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once."""
+    """True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps), or because it is to pause
+    before bodies that have not begun. It is due again at once, unless it pauses.
+    """
     def __init__(
         self,
         *,
