@@ -276,9 +276,7 @@ NETWORK = (
         "lost-replies",
         "replies of calls are lost with their connections",
         workload=SMALL,
-        schedule=(
-            Cycle((Storm("F56", "driver/server-*", "cut_reply", 2.0, 3, {"after": "", "odds": 0.1}),), -0.5, 6),
-        ),
+        schedule=(Cycle((Storm("F56", "driver/server-*", "cut_reply", 2.0, 3, {"after": "", "odds": 0.1}),), -0.5, 6),),
         overlaps={"repeats": 20},
     ),
     Scenario(

@@ -2617,7 +2617,8 @@ type Suspend struct {
 	// was resolved and is on its way. If something was resolved after it, the task is not given up and Resolved comes again.
 	// 0: not said.
 	KnownRevision int64 `protobuf:"varint,2,opt,name=known_revision,json=knownRevision,proto3" json:"known_revision,omitempty"`
-	// True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once.
+	// True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps), or because it is to pause
+	// before bodies that have not begun. It is due again at once, unless it pauses.
 	Yields        bool `protobuf:"varint,3,opt,name=yields,proto3" json:"yields,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

@@ -644,7 +644,10 @@ export interface Suspend {
    * 0: not said.
    */
   knownRevision: bigint;
-  /** True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps). It is due again at once. */
+  /**
+   * True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps), or because it is to pause
+   * before bodies that have not begun. It is due again at once, unless it pauses.
+   */
   yields: boolean;
 }
 
