@@ -223,7 +223,8 @@ class Driver:
     # ---- the end
 
     async def _tail(self) -> None:
-        """Ask every server, then have each store something, and see that it is executed."""
+        """Ask every server, then have each store something, and see that it is executed. Nobody is hasty any more."""
+        self.caller.hasty = 0.0
         for server in self.servers:
             for _ in range(TAIL):
                 await self._get(self.rng.choice(self.orders).key, server)

@@ -121,8 +121,8 @@ class PostgresServer:
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
         async with asyncio.timeout(10):
-            while int(self.execute(waiting, database)) < number:
-                await asyncio.sleep(0)  # the question itself takes a while
+            while int(await asyncio.to_thread(self.execute, waiting, database)) < number:
+                continue  # the question itself takes a while, in which they go on
 
     def drop_all(self) -> None:
         """Leave a borrowed server as it was found."""
