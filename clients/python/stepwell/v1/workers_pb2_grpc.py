@@ -40,7 +40,8 @@ class WorkerServiceStub:
     the workflow function itself may go on meanwhile.
 
     Reconnecting. The new stream's Hello lists every task the worker still holds. Those move to the new stream; all others of the
-    session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace.
+    session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace. A worker that
+    has stopped a task by itself therefore opens another stream: until its Hello says so, the server believes that it holds the task.
 
     Frames of a kind that one side does not know are ignored. The server owns all timers, retries and backoff.
     """
@@ -98,7 +99,8 @@ class WorkerServiceServicer:
     the workflow function itself may go on meanwhile.
 
     Reconnecting. The new stream's Hello lists every task the worker still holds. Those move to the new stream; all others of the
-    session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace.
+    session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace. A worker that
+    has stopped a task by itself therefore opens another stream: until its Hello says so, the server believes that it holds the task.
 
     Frames of a kind that one side does not know are ignored. The server owns all timers, retries and backoff.
     """
@@ -210,7 +212,8 @@ class WorkerService:
     the workflow function itself may go on meanwhile.
 
     Reconnecting. The new stream's Hello lists every task the worker still holds. Those move to the new stream; all others of the
-    session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace.
+    session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace. A worker that
+    has stopped a task by itself therefore opens another stream: until its Hello says so, the server believes that it holds the task.
 
     Frames of a kind that one side does not know are ignored. The server owns all timers, retries and backoff.
     """
