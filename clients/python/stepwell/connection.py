@@ -24,7 +24,7 @@ _FIRST_BACKOFF = 0.1
 _LONGEST_BACKOFF = 5.0
 _BEATS_PER_INTERVAL = 4
 _STOOD_STILL = "this process stood still; what was sent to it meanwhile may be others' by now"
-_GAVE_UP = "this worker gave up what it could not renew, which the server does not know"
+_GAVE_UP = "this worker gave up all that it held and could not renew, which the server does not know"
 
 # What no second try can mend, if a server says so: the worker is wrong, or it is not wanted.
 _FINAL_CODES = frozenset(

@@ -200,16 +200,17 @@ class Holdings:
                 one.work.ask_again()
 
     def expire(self) -> None:
-        """Stop tasks whose last renewal is so old that another worker may have them soon; then say what is left.
+        """Stop tasks whose last renewal is so old that another worker may have them soon; say so if none is left.
 
-        Until another Hello does, the server believes that they are held, and the worker is sent as many again.
+        Until another Hello does, the server believes that they are held. While others are, their stream is not given up
+        for that: they would be left a short grace, and the server may be deaf for longer.
         """
         oldest = self.clock.now() - self.terms.holds_for
         given_up = [held for held in self._held.values() if held.last_renewal() <= oldest]
         for held in given_up:
             log(WARNING, "lease_not_renewed task_id=%s", held.task_id)
             self._drop(held)
-        if given_up and self.is_connected:
+        if given_up and not self._held and self.is_connected:
             self.reconnect()
 
     # For the runs and jobs: the Host.

@@ -100,7 +100,8 @@ def _leases_exclude_each_other(view: View, story: Story) -> Iterator[Violation]:
         if moved and new["status"] == "processing" and new["fence"] == old["fence"]:
             yield Violation("W5", story.key, f"the lease of fence {old['fence']} passed to another without a claim")
         last = view.last_lease.get((old["session_id"], old["connection"]), 0)
-        lives_on = last > after.at_us + view.plan.lease_us // 2
+        holds_on = (old["id"], old["fence"]) not in view.given_up
+        lives_on = holds_on and last > after.at_us + view.plan.lease_us // 2
         if lives_on and _is_takeover(old, new) and (old["locked_until"] or 0) > after.at_us:
             early = old["locked_until"] - after.at_us
             yield Violation("W5", story.key, f"its lease of fence {old['fence']} was taken {early} us before its end")

@@ -6965,7 +6965,7 @@ export const ServerHeartbeat: MessageFns<ServerHeartbeat> = {
  *
  * Reconnecting. The new stream's Hello lists every task the worker still holds. Those move to the new stream; all others of the
  * session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace. A worker that
- * has stopped a task by itself therefore opens another stream: until its Hello says so, the server believes that it holds the task.
+ * has stopped all its tasks by itself therefore opens another stream: until its Hello says so, the server believes that it holds them.
  *
  * Frames of a kind that one side does not know are ignored. The server owns all timers, retries and backoff.
  */
