@@ -117,6 +117,14 @@ DATABASE = (
         excuse=False,
     ),
     Scenario(
+        "lost-hints",
+        "no replica ever hears of another's commits, and servers die: only the sweep knows",
+        Topology(store={"lost_hints": 1.0}),
+        SMALL,
+        schedule=(Cycle((Nothing("F24", 1.0),), every=-0.1), Cycle((Kill("F05", "server"),), every=2.0, times=6)),
+        overlaps={"lost_hints": 50},
+    ),
+    Scenario(
         "foreign-lock",
         "a stranger locks the tables, then rows",
         workload=SMALL,

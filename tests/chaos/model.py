@@ -130,19 +130,20 @@ def _order(workload: Workload, rng: random.Random, number: int) -> Order:
     nap = rng.uniform(*workload.nap_s)
     wait = rng.uniform(1.0, 3.0) if aimed else 1200.0
     approve_after = rng.uniform(-workload.aim_ms, workload.aim_ms) if aimed else rng.uniform(0, 4)
-    least_life = nap + wait if aimed else max(nap, approve_after)
+    body_ms = rng.uniform(0, workload.body_ms)
+    life = (nap + wait if aimed else max(nap, approve_after)) + 2 * body_ms / 1000  # about
     return Order(
         id=f"{workload.kind}-{number}",
         workflow=workload.kind,
         arrive=arrive,
         nap=nap,
-        body_ms=rng.uniform(0, workload.body_ms),
+        body_ms=body_ms,
         approve_after=approve_after,
         aimed=aimed,
         wait=wait,
         twice=rng.random() < workload.twice,
         lifecycle=lifecycle,
-        lifecycle_after=rng.uniform(0, 1.2 * least_life),
+        lifecycle_after=rng.uniform(0, life),
         late=rng.random() < LATE,
         attempts=workload.attempts,
         failures=workload.failures,

@@ -5,6 +5,7 @@
 `execute_then_fail`: part of the commits that are done and reported as failed. `conflict`: part of the transactions
 that PostgreSQL refuses, when all their work is done, as it refuses those that lost against others. `commit_ms`:
 longest delay before a commit, inside the transaction. `connection_age_ms`: after which connections are asked to go.
+`lost_hints`: part of the hints to other replicas that are lost without a word.
 SIGUSR1 blocks the event loop for two leases. SIGUSR2 writes down how many tasks there are.
 """
 
@@ -26,6 +27,7 @@ from stepwell_server import __main__ as program
 from stepwell_server import app
 from stepwell_server.api import listeners
 from stepwell_server.storage.database import Database, T, Tx, TxOptions, Work
+from stepwell_server.storage.hints import Hint, PostgresqlHints
 from tests.chaos.processes import count_tasks_when_asked
 from tests.chaos.records import Count, Recorder
 from tests.support.faults import FaultyBackend, Rates
@@ -68,6 +70,19 @@ def _delayed(work: Work[T], seconds: float) -> Work[T]:
     return delayed
 
 
+def lose_hints(odds: float, recorder: Recorder) -> None:
+    """Let hints of this replica get lost, which nobody notices."""
+    send = PostgresqlHints.send
+
+    async def losing(self: PostgresqlHints, hint: Hint) -> None:
+        if random.random() < odds:
+            recorder.record(Count("lost_hints", 1))
+        else:
+            await send(self, hint)
+
+    PostgresqlHints.send = losing  # type: ignore[method-assign]
+
+
 def main(config: dict[str, Any], arguments: list[str]) -> int:
     """Run the server as ever, over a store that stumbles."""
     recorder = Recorder(Path(config["folder"]) / f"store-{config['name']}-{os.getpid()}.jsonl")
@@ -85,6 +100,8 @@ def main(config: dict[str, Any], arguments: list[str]) -> int:
         age = config["connection_age_ms"]
         ages = {"grpc.max_connection_age_ms": age, "grpc.max_connection_age_grace_ms": age}
         listeners.OPTIONS[:] = (dict(listeners.OPTIONS) | ages).items()
+    if "lost_hints" in config:
+        lose_hints(config["lost_hints"], recorder)
     signal.signal(signal.SIGUSR1, lambda *_: time.sleep(2 * config["lease"]))
     count_tasks_when_asked(Path(config["folder"]), config["name"])
     return program.main(arguments)
