@@ -70,6 +70,7 @@ class Run:
     held: bool = False
     acked: bool = False
     parked: bool = False
+    reports_follow: bool = False
     stop: bool = False
     wake_again: bool = False
     interruptions: int = 0
@@ -131,7 +132,8 @@ class Run:
             return Answered(tuple(("repeated", False, True) for _ in frames), False) if mine else Answered((), True)
         answers: list[tuple[str, bool, bool]] = []
         asked, was_held = False, self.held
-        for frame in frames:
+        for place, frame in enumerate(frames, 1):
+            self.reports_follow = any(isinstance(one.body, StepDone | StepFailed) for one in frames[place:])
             if frame.number <= self.frame:
                 answers.append(("repeated", False, not self.held))
             elif self.parked and was_held:  # by a frame before this one
@@ -197,7 +199,7 @@ class Run:
                 pass
         if self.contradicted:
             self.lose(now)
-        elif self.held and self.stop and not self.open:
+        elif self.held and self.stop and not (self.open or self.reports_follow):
             self._let_go()
             self.wake_again = False
         return True
