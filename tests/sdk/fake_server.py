@@ -119,6 +119,8 @@ class FakeWorkflows(WorkflowServiceServicer):
         self.watches: list[wf.WatchInstancesRequest] = []
         self.watchers: list[asyncio.Queue[wf.WatchInstancesResponse | None]] = []
         self.watched = asyncio.Condition()
+        self.refuses_watchers: grpc.StatusCode | None = None
+        self.refused_watchers: asyncio.Queue[None] = asyncio.Queue()
         self.refuse: Callable[[str], errors_pb2.ItemError | None] = lambda _id: None
         self.existing: set[str] = set()
         self.instances: dict[str, wf.Instance] = {}
@@ -178,6 +180,9 @@ class FakeWorkflows(WorkflowServiceServicer):
     async def WatchInstances(  # type: ignore[override] # noqa: N802
         self, requests: AsyncIterator[wf.WatchInstancesRequest], context: Any
     ) -> AsyncIterator[wf.WatchInstancesResponse]:
+        if self.refuses_watchers is not None:
+            self.refused_watchers.put_nowait(None)
+            await refuse(context, self.refuses_watchers, reason="")
         outgoing: asyncio.Queue[wf.WatchInstancesResponse | None] = asyncio.Queue()
         self.watchers.append(outgoing)
         reading = asyncio.create_task(self._read(requests))

@@ -6,9 +6,10 @@ import asyncio
 from types import SimpleNamespace
 from typing import Any
 
+import grpc
 import pytest
 
-from stepwell import Client, watches
+from stepwell import CallFailed, Client, watches
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.watches import Watches
 from tests.sdk.fake_server import FakeServer
@@ -52,6 +53,33 @@ async def test_a_stream_that_falls_silent_is_replaced_and_goes_on_from_what_was_
     assert server.workflows.watches[-1].add[0].known_revision == 4
     server.workflows.watchers[-1].put_nowait(change(5, pb.INSTANCE_STATUS_COMPLETE))
     await wait
+
+
+async def test_who_waits_takes_no_refusal_from_a_proxy_once_a_server_has_answered(
+    server: FakeServer, client: Client
+) -> None:
+    order = await client.workflow("order").create(id="x")
+    wait = asyncio.create_task(order.result())
+    await server.workflows.until_watched(1)
+    watcher = server.workflows.watchers[-1]
+    watcher.put_nowait(change(4))
+
+    server.workflows.refuses_watchers = grpc.StatusCode.UNIMPLEMENTED
+    watcher.put_nowait(None)
+    await server.workflows.refused_watchers.get()
+    server.workflows.refuses_watchers = None
+    await server.workflows.until_watched(2)
+    server.workflows.watchers[-1].put_nowait(change(5, pb.INSTANCE_STATUS_COMPLETE))
+
+    await wait
+
+
+async def test_who_was_never_answered_is_told_what_the_proxy_says(server: FakeServer, client: Client) -> None:
+    order = await client.workflow("order").create(id="x")
+    server.workflows.refuses_watchers = grpc.StatusCode.UNIMPLEMENTED
+
+    with pytest.raises(CallFailed, match="UNIMPLEMENTED"):
+        await asyncio.wait_for(order.result(), 5)
 
 
 async def test_who_comes_while_a_change_is_on_its_way_is_sent_the_present_state_with_its_steps() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,29 +13,16 @@ from stepwell.clocks import Timer
 from stepwell.errors import CallFailed, failure_of
 from stepwell.holdings import Holdings
 from stepwell.logs import ERROR, INFO, WARNING, log
+from stepwell.reconnects import Reconnects
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 
 _MESSAGE_BYTES = 3 * 1024 * 1024
 _WELCOME_SECONDS = 10.0
 _SILENT_INTERVALS = 3
-_FIRST_BACKOFF = 0.1
-_LONGEST_BACKOFF = 5.0
 _BEATS_PER_INTERVAL = 4
 _STOOD_STILL = "this process stood still; what was sent to it meanwhile may be others' by now"
 _GAVE_UP = "this worker gave up all that it held and could not renew, which the server does not know"
-
-# What no second try can mend, if a server says so: the worker is wrong, or it is not wanted.
-_FINAL_CODES = frozenset(
-    {
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.UNIMPLEMENTED,
-    }
-)
 
 
 class Connection:
@@ -50,7 +36,7 @@ class Connection:
         self._hello = hello
         self._has_news = asyncio.Event()
         self._call: Any = None
-        self._tries = 0
+        self._reconnects = Reconnects()
         self._heard_at = 0.0
         self._ticked_at = 0.0
         self._ticks = 0
@@ -70,10 +56,10 @@ class Connection:
                 if failure is not None:
                     self.last_failure = failure
                     log(WARNING, "stream_lost code=%s: %s", failure.code.name, failure)
-                    if self._is_final(failure):
+                    if self._reconnects.are_pointless_after(failure):
                         log(ERROR, "worker_refused: it takes no more tasks")
                         raise failure
-                    await self._back_off()
+                    await asyncio.sleep(self._reconnects.next_pause())
         except Exception:
             self._holdings.drop_everything()  # nobody renews its leases any more
             raise
@@ -85,18 +71,6 @@ class Connection:
         """Say Goodbye after everything that is ready, and end the stream."""
         self._is_leaving = True
         self._has_news.set()
-
-    def _is_final(self, failure: CallFailed) -> bool:
-        """Whether it is pointless to try again. Of a worker that was welcome only a server may say so.
-
-        What comes without a reason may be a proxy's answer, while the servers behind it are away.
-        """
-        return failure.code in _FINAL_CODES and (bool(failure.reason) or not self.is_welcome.is_set())
-
-    async def _back_off(self) -> None:
-        longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._tries)
-        self._tries = min(self._tries + 1, 10)
-        await asyncio.sleep(random.uniform(0, longest))
 
     async def _stream(self) -> CallFailed | None:
         """One stream, from Hello to its end. None if it was meant to end."""
@@ -142,7 +116,8 @@ class Connection:
                 if self.is_welcome.is_set():
                     log(INFO, "stream_restored")
                 goes_on = self._holdings.welcomed(frame.welcome)
-                self._tries = self._ticks = 0
+                self._reconnects.served()
+                self._ticks = 0
                 self._next_tick()  # at the interval that this server wants
                 self.is_welcome.set()
             elif frame.HasField("drain"):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import random
 from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -29,6 +28,7 @@ from stepwell.durations import DurationLike, to_seconds
 from stepwell.errors import CallFailed
 from stepwell.pauses import Pauses
 from stepwell.processors import FollowedProcessor, NextWake, Processor, ProcessorsFailed
+from stepwell.reconnects import Reconnects
 
 T = TypeVar("T")
 U = TypeVar("U")
@@ -37,9 +37,6 @@ D = TypeVar("D", bound="Dispatcher")
 OnError: TypeAlias = Callable[[BaseException], Awaitable[object] | object]
 
 _LOG = logging.getLogger("stepwell.dispatcher")
-
-_FIRST_BACKOFF = 0.1
-_LONGEST_BACKOFF = 5.0
 
 
 class _Want(Flag):
@@ -330,7 +327,7 @@ class StreamDispatcher(AlarmDispatcher):
         super().__init__(processor, **settings)
         self._source = processor
         self._following: asyncio.Task[None] | None = None
-        self._tries = 0
+        self._reconnects = Reconnects()
 
     def _begin(self) -> None:
         self._following = asyncio.create_task(self._follow())
@@ -351,14 +348,12 @@ class StreamDispatcher(AlarmDispatcher):
     async def _follow(self) -> None:
         while self._following is asyncio.current_task():
             await self._guarded(self._listen(), self._lost)
-            longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._tries)
-            self._tries = min(self._tries + 1, 10)
-            await sleep(self._clock, random.uniform(0, longest))
+            await sleep(self._clock, self._reconnects.next_pause())
 
     async def _listen(self) -> None:
         async with aclosing(self._source.follow()) as wakes:  # type: ignore[type-var]
             async for wake in wakes:
-                self._tries = 0
+                self._reconnects.served()
                 self._tell(wake)
 
     def _lost(self, error: BaseException) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,6 +11,7 @@ import grpc
 from grpc import aio
 
 from stepwell.errors import CallFailed, failure_of, refusal_of
+from stepwell.reconnects import Reconnects
 from stepwell.v1 import workflows_pb2 as pb
 
 if TYPE_CHECKING:
@@ -19,19 +19,9 @@ if TYPE_CHECKING:
 
 Key: TypeAlias = tuple[str, str]
 
-_FIRST_BACKOFF = 0.1
-_LONGEST_BACKOFF = 5.0
 _TARGETS_PER_MESSAGE = 1000
 _DROP_SECONDS = 0.1
 _SILENT_SECONDS = 45.0  # three of the server's keepalives
-_FINAL_CODES = frozenset(
-    {
-        grpc.StatusCode.UNIMPLEMENTED,
-        grpc.StatusCode.UNAUTHENTICATED,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.INVALID_ARGUMENT,
-    }
-)
 
 
 class Follower:
@@ -102,7 +92,7 @@ class Watches:
         self._dropped: dict[Key, None] = {}
         self._has_news = asyncio.Event()
         self._serving: asyncio.Task[None] | None = None
-        self._tries = 0
+        self._reconnects = Reconnects()
 
     @contextmanager
     def follow(self, workflow: str, instance_id: str, *, steps: bool = False) -> Iterator[Follower]:
@@ -143,12 +133,10 @@ class Watches:
         try:
             while True:
                 failure = await self._stream()
-                if failure is not None and failure.code in _FINAL_CODES:
+                if failure is not None and self._reconnects.are_pointless_after(failure):
                     self._fail_all(failure)
                     return
-                longest = min(_LONGEST_BACKOFF, _FIRST_BACKOFF * 2**self._tries)
-                self._tries = min(self._tries + 1, 10)
-                await asyncio.sleep(random.uniform(0, longest))
+                await asyncio.sleep(self._reconnects.next_pause())
         except Exception as error:
             self._fail_all(error)
         finally:
@@ -163,7 +151,7 @@ class Watches:
                 writer = group.create_task(self._write(call))
                 try:
                     while (message := await _read(call)) is not aio.EOF and not message.draining:
-                        self._tries = 0
+                        self._reconnects.served()
                         self._receive(message)
                 except aio.AioRpcError as error:
                     return failure_of(error)
