@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 
-from tests.support.postgres import OwnPostgres, own_postgres
+from tests.support.postgres import OwnPostgres, configure, own_postgres
 
 # Found before pg_catalog's own, so that everything in the database that asks for the time asks this function.
 _CLOCK = """
@@ -99,8 +99,13 @@ class Postgres:
 
 @contextmanager
 def start_postgres() -> Iterator[Postgres]:
-    """A PostgreSQL for one run."""
+    """A PostgreSQL for one run.
+
+    A crash makes it forget what is to be vacuumed, and it looks for the first time after this pause, by default a
+    minute: crashed more often, it would never vacuum at all.
+    """
     with own_postgres() as own:
+        configure(own.url, autovacuum_naptime="10s")
         yield Postgres(own)
 
 

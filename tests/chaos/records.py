@@ -54,8 +54,10 @@ class Plan:
     """How late a timer may fire while nothing is broken. 0: one lease."""
     heal_us: int = 0
     """How long after a fault its consequences are excused. 0: two leases."""
+    arrivals_us: int = 0
+    """How long after the run was warm the last order comes."""
     drain_leases: float = 10.0
-    """Rest must come within this many leases of the heal."""
+    """Rest must come within this many leases of the heal and of the last order."""
     slots: int = 0
     """Runs that one worker takes at once. 0: not checked."""
     clock_steps: bool = False

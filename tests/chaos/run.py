@@ -141,6 +141,7 @@ class Run:
                 takeovers_at_most=scenario.takeovers_at_most,
                 may_give_up=scenario.may_give_up,
                 excuse=scenario.excuse,
+                arrivals_us=round(self._arrivals() * 1_000_000),
                 drain_leases=scenario.drain_leases,
                 lateness_us=round(scenario.patience * scenario.topology.lease * 1_000_000),
                 heal_us=round(2 * scenario.patience * scenario.topology.lease * 1_000_000),
@@ -183,7 +184,7 @@ class Run:
 
     async def _rest(self, site: Site) -> None:
         """Wait until every order has ended, as the driver sees it, and every child, as the tables say."""
-        left = max(0.0, max((order.arrive for order in self.orders), default=0) + 5 - self._age())
+        left = max(0.0, self._arrivals() + 5 - self._age())
         limit = left + 2 * self.scenario.drain_leases * site.lease
         try:
             async with asyncio.timeout(limit):
@@ -203,6 +204,10 @@ class Run:
                 said = connection.execute("PRAGMA integrity_check").fetchone()[0]
             if said != "ok":
                 self.recorder.record(Trouble("database", said, now_ns()))
+
+    def _arrivals(self) -> float:
+        """Seconds from the driver's start to the last order."""
+        return max((order.arrive for order in self.orders), default=0.0)
 
     def _age(self) -> float:
         """Seconds since the driver was started."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from tests.chaos.checker import check
 from tests.chaos.lies import LIES, Forger, Lie
-from tests.chaos.records import Plan, Recorder, from_line, load, to_line
+from tests.chaos.records import Plan, Recorder, Stage, from_line, load, to_line
 from tests.chaos.simulation import history
 
 SEEDS = st.integers(0, 200)
@@ -41,6 +41,18 @@ def test_a_lie_about_one_thing_is_found_and_named(invariant: str, lie: Lie, seed
         assert (verdict.status, invariant in verdict.broken) == ("invalid", True), str(verdict)
     else:
         assert verdict.status == "unknown", str(verdict)
+
+
+def test_orders_that_come_after_the_heal_have_their_time() -> None:
+    forger = Forger(history(1), 1)
+    warm, quiet, plan = forger.any(Stage, name="warm"), forger.any(Stage, name="quiet"), forger.any(Plan)
+    last_order_ns = quiet.mono_ns + 5 * plan.lease_us * 1000
+    forger.alter(plan, arrivals_us=(last_order_ns - warm.mono_ns) // 1000)
+    forger.alter(quiet, mono_ns=last_order_ns + 9 * plan.lease_us * 1000)
+    assert check(forger.history).status == "valid"
+
+    forger.alter(forger.any(Stage, name="quiet"), mono_ns=last_order_ns + 11 * plan.lease_us * 1000)
+    assert check(forger.history).broken == ["L1"]
 
 
 def test_every_invariant_has_a_lie() -> None:

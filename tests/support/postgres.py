@@ -50,9 +50,7 @@ class PostgresServer:
 
     def hurry(self) -> None:
         """Sync nothing: this server is thrown away, and what happens when one crashes is tested with others."""
-        for setting in ("fsync", "synchronous_commit", "full_page_writes"):
-            self.execute(f"ALTER SYSTEM SET {setting} = off")
-        self.execute("SELECT pg_reload_conf()")
+        configure(self.uri, fsync="off", synchronous_commit="off", full_page_writes="off")
 
     def create_database(self) -> str:
         """The URL of a new empty database."""
@@ -96,10 +94,7 @@ class PostgresServer:
 
     def execute(self, sql: str, database: str | None = None) -> str:
         """Run SQL with psql, outside any transaction."""
-        target = self.uri if database is None else database
-        psql = [str(PSQL), target, "-X", "-A", "-t", "-q", "-c", sql]
-        done = subprocess.run(psql, check=True, capture_output=True, text=True)
-        return done.stdout.strip()
+        return execute(self.uri if database is None else database, sql)
 
     @contextmanager
     def advisory_lock(self, database: str, key: int) -> Iterator[None]:
@@ -163,6 +158,20 @@ class OwnPostgres:
             bin_path=self.wheel.bin_path,
             user=self.wheel.system_user,
         )
+
+
+def execute(url: str, *statements: str) -> str:
+    """Run SQL with psql, each statement outside any transaction."""
+    psql = [str(PSQL), url, "-X", "-A", "-t", "-q"]
+    commands = [argument for statement in statements for argument in ("-c", statement)]
+    done = subprocess.run(psql + commands, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+def configure(url: str, **settings: str) -> None:
+    """Change settings of a server for good."""
+    changes = [f"ALTER SYSTEM SET {name} = '{value}'" for name, value in settings.items()]
+    execute(url, *changes, "SELECT pg_reload_conf()")
 
 
 @contextmanager
