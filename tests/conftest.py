@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import structlog
+import trustme
 from sqlalchemy import make_url
 from xdist.scheduler import LoadScopeScheduling
 
@@ -133,3 +134,17 @@ async def server(start_server: StartServer, database_url: str) -> Served:
 async def sqlite_server(start_server: StartServer, sqlite_url: str) -> Served:
     """A server on SQLite, for what does not depend on the database."""
     return await start_server(sqlite_url)
+
+
+@pytest.fixture(scope="session")
+def authority() -> trustme.CA:
+    """Who certifies the receivers of webhooks."""
+    return trustme.CA()
+
+
+@pytest.fixture(scope="session")
+def ca_file(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The file that makes it trusted."""
+    file = tmp_path_factory.mktemp("tls") / "ca.pem"
+    authority.cert_pem.write_to_path(str(file))
+    return file

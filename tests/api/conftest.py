@@ -43,6 +43,12 @@ def hire(hire_at: Hire, server: Served) -> Hire:
 
 
 @pytest.fixture
+async def external(start_server: StartServer, database_url: str) -> Served:
+    """A server that moves nothing by itself."""
+    return await start_server(database_url, dispatch="external")
+
+
+@pytest.fixture
 async def still(start_server: StartServer, database_url: str) -> Served:
     """A server whose time stands still."""
     return await start_server(database_url, virtual_clock=True)

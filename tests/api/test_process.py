@@ -22,12 +22,6 @@ from tests.support.workers import HandWorker, UnaryWorker, grant
 
 
 @pytest.fixture
-async def external(start_server: StartServer, database_url: str) -> Served:
-    """A server that moves nothing by itself."""
-    return await start_server(database_url, dispatch="external")
-
-
-@pytest.fixture
 def sidecar(external: Served) -> Sidecar:
     """A dispatcher of that server."""
     return Sidecar(external.channel)

@@ -29,20 +29,6 @@ HASTE = 10.0
 """Seconds within which must happen what waits for no limit."""
 
 
-@pytest.fixture(scope="module")
-def authority() -> trustme.CA:
-    """Who certifies the receivers."""
-    return trustme.CA()
-
-
-@pytest.fixture(scope="module")
-def ca_file(authority: trustme.CA, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The file that makes it trusted."""
-    file = tmp_path_factory.mktemp("tls") / "ca.pem"
-    authority.cert_pem.write_to_path(str(file))
-    return file
-
-
 @pytest.fixture
 async def receiver(authority: trustme.CA) -> AsyncIterator[Receiver]:
     """A receiver named localhost."""
