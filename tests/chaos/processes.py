@@ -40,7 +40,7 @@ class Running:
     serves: bool = False
     _ordered: bool = False
     _logs: list[Path] = field(default_factory=list)
-    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _watching: asyncio.Task[None] | None = None
 
     @property
     def alive(self) -> bool:
@@ -55,6 +55,8 @@ class Running:
 
     async def start(self, seconds: float = 60.0, *, may_end: bool = False) -> None:
         """Start it, and wait until it serves. `may_end`: it is right if it ends by itself, even before that."""
+        if self._watching is not None:
+            await self._watching  # so that the end of the one before is not taken for the end of this one
         log = self.folder / "logs" / f"{self.name}-{self.starts}.log"
         log.parent.mkdir(exist_ok=True)
         self._logs.append(log)
@@ -69,9 +71,7 @@ class Running:
                 cwd=ROOT,
                 env=os.environ | {"PYTHONUNBUFFERED": "1"} | self.environment,
             )
-        watching = asyncio.create_task(self._watch(self.process))
-        self._tasks.add(watching)
-        watching.add_done_callback(self._tasks.discard)
+        self._watching = asyncio.create_task(self._watch(self.process))
         if self.ready:
             async with asyncio.timeout(seconds):
                 await self.line(self.ready)
