@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -72,19 +72,27 @@ class Postgres:
 
     async def execute(self, *statements: str) -> None:
         """Run statements, each by itself."""
-        connection = await asyncpg.connect(self.url)
-        try:
+        async with self._connected() as connection:
             for statement in statements:
                 await connection.execute(statement)
-        finally:
-            await connection.close()
 
     async def rows(self, sql: str) -> list[Any]:
         """The rows of a query."""
-        connection = await asyncpg.connect(self.url)
-        try:
+        async with self._connected() as connection:
             rows: list[Any] = await connection.fetch(sql)
             return rows
+
+    @asynccontextmanager
+    async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
+        """A connection, as soon as there is room for one: servers may have taken all that there are."""
+        async with asyncio.timeout(30):
+            while True:
+                with suppress(asyncpg.TooManyConnectionsError):
+                    connection = await asyncpg.connect(self.url)
+                    break
+                await asyncio.sleep(0.05)
+        try:
+            yield connection
         finally:
             await connection.close()
 
