@@ -155,6 +155,23 @@ async def test_a_lease_whose_row_somebody_has_locked_is_lost_alone(postgres_url:
         assert (connection.last_beat, list(connection.place.held.values())) == (1, [other])
 
 
+async def test_a_lease_that_is_said_to_be_lost_is_not_kept_by_what_was_reported_before(postgres_url: str) -> None:
+    """Rule 7: nobody would have the task until it is over."""
+    async with replicas_on(postgres_url, 2, LeaseTimes(lease=3 * SECOND, reconnect_grace=0)) as (here, there):
+        connection, mine = await streamed(here)
+        await here.create("y")
+        other = (await here.claim_one(connection.owner)).held
+        here.dispatcher.hold(connection.place, other)
+        async with held_before_commit(there, there.send()):
+            await connection.report(mine.held, mine.frames(done("charge")))
+            await connection.heartbeat(1, [mine.held, other])
+            assert await told(connection) == [mine.held]
+
+        await until(lambda: not connection._lanes)
+        assert list(await here.steps()) == ["charge"]
+        assert await here.sweep() == [mine.held.task_id]
+
+
 async def test_a_renewal_that_met_a_fault_is_tried_again_before_its_heartbeat_is_confirmed(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:

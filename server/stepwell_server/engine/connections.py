@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
@@ -101,7 +102,8 @@ class Connection:
     """Newest heartbeat whose renewals are durable."""
     _arrived: dict[Held, None] = field(default_factory=dict)
     """Tasks that were acknowledged a moment ago."""
-    _lanes: dict[int, deque[ReportFrames]] = field(default_factory=dict)
+    _lanes: dict[int, deque[ReportFrames | Shorten]] = field(default_factory=dict)
+    """By task: what the database could not take, in the order in which it shall."""
     _retries: set[asyncio.Task[None]] = field(default_factory=set)
     _has_parted: bool = False
 
@@ -234,14 +236,17 @@ class Connection:
 
         A worker takes a confirmed heartbeat for the renewal of every lease that it named. So one that is not renewed
         holds up its confirmation, and of all the next ones, which name it as well, until the worker gives up all that
-        it holds, half a lease after the first of them. Before that, it is told that this one is lost. Not so if none
-        was renewed, or while the database is away: then others are no worse off, and it may be back in time.
+        it holds, half a lease after the first of them. Before that, it is told that this one is lost, and so that is
+        made to be soon: what it reported before would keep the task for nobody. Not so if none was renewed, or while
+        the database is away: then others are no worse off, and it may be back in time.
         """
         beat.is_over = True
         if beat.has_answer and self.committer.db.reachable and not self._has_parted:
-            for held in beat.waiting:
+            lost = tuple(beat.waiting)
+            self._settle(beat, *lost, is_lost=True)
+            for held in lost:
                 log.warning("lease_not_renewed", task_id=held.task_id)
-            self._settle(beat, *beat.waiting, is_lost=True)
+                self._queue(self._shortening(held))
 
     def _confirm(self, number: int) -> None:
         self.last_beat = max(self.last_beat, number)
@@ -249,6 +254,9 @@ class Connection:
 
     def _renewal(self, held: Held) -> Renew:
         return Renew(held=held, owner=self.owner, times=self.committer.rules.times)
+
+    def _shortening(self, held: Held) -> Shorten:
+        return Shorten(held=held, owner=self.owner, times=self.committer.rules.times)
 
     def _renewed(self, held: Held, done: asyncio.Future[Answer]) -> bool:
         """Act on the answer to a renewal. False: it did not happen."""
@@ -269,9 +277,8 @@ class Connection:
         while sum(one.size for lane in self._lanes.values() for one in lane) > LANES_BYTES:
             # Until a lane is empty the stream is not read: the worker has to wait.
             await asyncio.wait(self._retries, return_when=asyncio.FIRST_COMPLETED)
-        lane = self._lanes.get(held.task_id)
-        if lane is not None:  # an earlier one waits for the database: keep the order
-            lane.append(call)
+        if held.task_id in self._lanes:  # an earlier one waits for the database: keep the order
+            self._queue(call)
             return
         await self._enqueue(call, lambda done: self._reported(call, done))
 
@@ -285,10 +292,17 @@ class Connection:
         elif error is None:
             self.tell(call.held, done.result())
         elif isinstance(error, _TRY_AGAIN):
-            self._lanes[call.held.task_id] = deque([replace(call, tell_all=True)])
-            self._spawn(self._retry(call.held.task_id))
+            self._queue(replace(call, tell_all=True))
         else:
             self.tell(call.held, RunNews(stale=_lost(call.held)))
+
+    def _queue(self, call: ReportFrames | Shorten) -> None:
+        """Commit it after all that waits in the lane of its task; in a moment if nothing does."""
+        task_id = call.held.task_id
+        if task_id not in self._lanes:
+            self._lanes[task_id] = deque()
+            self._spawn(self._retry(task_id))
+        self._lanes[task_id].append(call)
 
     def _spawn(self, retry: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(retry)
@@ -310,7 +324,8 @@ class Connection:
             except StepwellError:
                 news = RunNews(stale=_lost(call.held))
             lane.remove(call)
-            self.tell(call.held, news)
+            if isinstance(news, RunNews):
+                self.tell(call.held, news)
         del self._lanes[task_id]
 
     async def _enqueue(self, call: HotCall, then: Callable[[asyncio.Future[Any]], object]) -> None:
@@ -335,10 +350,9 @@ class Connection:
         """The stream broke: what was never sent goes back, all else gets a short grace or is carried elsewhere."""
         unsent = {one.held for one in self.outbox if isinstance(one, Delivery)}
         kept = [] if self.is_draining else [one for one in self.place.held.values() if one not in unsent]
-        times = self.committer.rules.times
         calls: list[HotCall] = self._arrivals()
         calls += [GiveBack(held=one, owner=self.owner) for one in unsent]
-        await self._part(calls + [Shorten(held=one, owner=self.owner, times=times) for one in kept])
+        await self._part(calls + [self._shortening(one) for one in kept])
 
     def _arrivals(self) -> list[HotCall]:
         """Acknowledgements that are not stored yet: what had arrived may have begun."""
@@ -362,8 +376,14 @@ def _lost(held: Held) -> LeaseLost:
     return LeaseLost("the task is no longer held", task_id=held.task_id)
 
 
-def _insert_in_order(lane: deque[ReportFrames], call: ReportFrames) -> None:
+def _insert_in_order(lane: deque[ReportFrames | Shorten], call: ReportFrames) -> None:
     """Calls fail in the order in which they were made, but later ones may stand in the lane already."""
-    first = call.frames[0].number if call.frames else 0
-    place = next((n for n, one in enumerate(lane) if one.frames and one.frames[0].number > first), len(lane))
+    place = next((n for n, one in enumerate(lane) if _first_number(one) > _first_number(call)), len(lane))
     lane.insert(place, call)
+
+
+def _first_number(call: ReportFrames | Shorten) -> float:
+    """Where a call belongs among those of its task: what ends its lease comes last."""
+    if isinstance(call, Shorten):
+        return math.inf
+    return call.frames[0].number if call.frames else 0

@@ -137,7 +137,7 @@ class Renew(_AboutLease):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shorten(_AboutLease):
-    """Leave a lease a short grace, because its connection broke."""
+    """Leave a lease a short grace, because its connection broke, or its holder is told that it is lost."""
 
     times: LeaseTimes
 
