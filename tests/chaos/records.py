@@ -261,6 +261,8 @@ class GivenUp:
     task_id: int
     fence: int
     mono_ns: int
+    told: bool = False
+    """Not by itself: a server has said that the lease is lost."""
 
 
 # ---- what the database says

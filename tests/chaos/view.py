@@ -247,7 +247,7 @@ class View:
             row = change.row
             if change.table == "tasks" and change.change != "delete" and row["status"] == "processing":
                 lease = (row["id"], row["fence"])
-                if change.at_us > self.given_up.get(lease, FOREVER):
+                if change.at_us > self.let_go.get(lease, FOREVER):
                     continue
                 session, begin, end = held.get(lease, (row["session_id"], change.seq, change.seq))
                 kept = (row["locked_until"] or 0) > until.get(lease, 0)
@@ -258,6 +258,12 @@ class View:
     @cached_property
     def given_up(self) -> dict[tuple[int, int], int]:
         """By task and fence: when its worker gave a lease up by itself."""
+        given_up = (one for one in self.history.of(GivenUp) if not one.told)
+        return {(one.task_id, one.fence): self.wall_us(one.mono_ns) for one in given_up}
+
+    @cached_property
+    def let_go(self) -> dict[tuple[int, int], int]:
+        """By task and fence: when its worker stopped to hold a lease, by itself or as it was told."""
         return {(one.task_id, one.fence): self.wall_us(one.mono_ns) for one in self.history.of(GivenUp)}
 
     @cached_property

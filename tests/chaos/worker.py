@@ -7,9 +7,9 @@ import json
 import logging
 import os
 import random
+import select
 import signal
 import sys
-import time
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from pathlib import Path
@@ -30,7 +30,9 @@ from stepwell import (
     WorkflowStep,
     hook,
 )
+from stepwell.errors import StepFailed
 from stepwell.holdings import Holdings
+from stepwell.v1 import workers_pb2 as pb
 from tests.chaos import zombies
 from tests.chaos.model import ATTEMPTS, CHILD, ELSEWHERE, ORDER, POISON, RACE
 from tests.chaos.processes import count_tasks_when_asked
@@ -93,7 +95,7 @@ class Steps:
 
         def body_in_thread() -> dict[str, str]:
             execution = Execution(self, name)
-            time.sleep(seconds)
+            select.select([], [], [], seconds)  # time.sleep fails on a clock that libfaketime moves
             return execution.ended()
 
         chosen: Any = body_in_thread if in_thread else body
@@ -205,26 +207,34 @@ async def note(payload: Any, ctx: JobContext) -> None:
     Ledger.recorder.record(Handling(**about, phase="end", mono_ns=now_ns()))
 
 
-def note_what_is_given_up() -> None:
-    """Write down which leases this process gives up by itself."""
-    expire = Holdings.expire
+def note_what_is_let_go() -> None:
+    """Write down which leases this process gives up by itself, and which it is told to have lost."""
+    expire, receive = Holdings.expire, Holdings.receive
 
-    def noting(self: Holdings) -> None:
-        before = [(held.task_id, held.fence) for held in self.held()]
+    def expiring(self: Holdings) -> None:
+        before = _leases(self)
         expire(self)
-        left = {(held.task_id, held.fence) for held in self.held()}
-        given_up = [lease for lease in before if lease not in left]
-        if given_up:
-            Ledger.recorder.record(*(GivenUp(Ledger.worker, *lease, now_ns()) for lease in given_up))
+        for lease in before - _leases(self):
+            Ledger.recorder.record(GivenUp(Ledger.worker, *lease, now_ns()))
 
-    Holdings.expire = noting  # type: ignore[method-assign]
+    def receiving(self: Holdings, frame: pb.ServerFrame) -> None:
+        if frame.HasField("stale"):
+            Ledger.recorder.record(GivenUp(Ledger.worker, frame.task_id, frame.fence, now_ns(), told=True))
+        receive(self, frame)
+
+    Holdings.expire = expiring  # type: ignore[method-assign]
+    Holdings.receive = receiving  # type: ignore[method-assign]
+
+
+def _leases(holdings: Holdings) -> set[tuple[int, int]]:
+    return {(held.task_id, held.fence) for held in holdings.held()}
 
 
 class Quiet(logging.Formatter):
     """Failures of bodies are part of the plan: their tracebacks would hide those that are not."""
 
     def formatException(self, ei: Any) -> str:  # noqa: N802 - the name that logging has for it
-        is_planned = isinstance(ei[1], DeliberateFailure | CallFailed | asyncio.CancelledError)
+        is_planned = isinstance(ei[1], DeliberateFailure | StepFailed | CallFailed | asyncio.CancelledError)
         return repr(ei[1]) if is_planned else super().formatException(ei)
 
 
@@ -235,7 +245,7 @@ async def work(config: dict[str, Any]) -> None:
     logging.basicConfig(level=logging.INFO, handlers=[handler])
     Ledger.open(Path(config["folder"]), config["name"])
     zombies.count_stale(Ledger.recorder)
-    note_what_is_given_up()
+    note_what_is_let_go()
     if config["zombie"]:
         zombies.know_no_better()
     app = App(workflows=[OrderFlow, ParcelFlow, RaceFlow, PoisonFlow], hooks=[note])
