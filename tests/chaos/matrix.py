@@ -333,6 +333,7 @@ TIME = (
         workload=Workload(instances=2000, seconds=50.0, same_instant=True, aimed=0.0, twice=0.0, body_ms=5.0),
         schedule=(Cycle((Nothing("F75", 20.0),), every=-0.1),),
         drain_leases=30.0,
+        patience=20.0,  # thousands take turns in the slots of four workers
     ),
 )
 
