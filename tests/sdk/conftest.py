@@ -12,17 +12,6 @@ from tests.sdk.fake_server import FakeServer, fake_server
 from tests.sdk.stage import Stage
 
 
-@pytest.fixture(autouse=True)
-async def nothing_left() -> AsyncIterator[None]:
-    """Cancels what a test leaves waiting: the garbage collector would complain of it in the log of another test."""
-    before = asyncio.all_tasks()
-    yield
-    left = asyncio.all_tasks() - before - {asyncio.current_task()}
-    for task in left:
-        task.cancel()
-    await asyncio.gather(*left, return_exceptions=True)
-
-
 @pytest.fixture
 async def stage() -> Stage:
     return Stage()
