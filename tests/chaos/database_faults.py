@@ -22,13 +22,15 @@ class DatabaseRestart(Kind):
 
     mode: str = "immediate"
     away: float = 0.0
+    settings: str = ""
+    """Of the one that comes back, up to the next restart."""
 
     async def fire(self, site: Site) -> None:
         assert isinstance(site.database, Postgres)
         async with self.noted(site, "database", mode=self.mode):
             await site.database.stop(self.mode)
             await asyncio.sleep(self.away * site.lease)
-            await site.database.start()
+            await site.database.start(self.settings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,38 +61,30 @@ class Postgres:
         """Stop it: "immediate" as a crash would, "fast" with a word to every session."""
         await asyncio.to_thread(self.own._control, "stop", "-m", mode)
 
-    async def start(self) -> None:
+    async def start(self, settings: str = "") -> None:
         """Start it again, where it was, as soon as the last process of the one before has gone."""
         for _ in range(20):
             with suppress(subprocess.CalledProcessError):
-                await asyncio.to_thread(self.own.start)
+                await asyncio.to_thread(self.own.start, settings)
                 return
             await asyncio.sleep(0.2)
         raise TimeoutError("PostgreSQL does not start")
 
     async def execute(self, *statements: str) -> None:
         """Run statements, each by itself."""
-        async with self._connected() as connection:
+        connection = await asyncpg.connect(self.url)
+        try:
             for statement in statements:
                 await connection.execute(statement)
+        finally:
+            await connection.close()
 
     async def rows(self, sql: str) -> list[Any]:
         """The rows of a query."""
-        async with self._connected() as connection:
+        connection = await asyncpg.connect(self.url)
+        try:
             rows: list[Any] = await connection.fetch(sql)
             return rows
-
-    @asynccontextmanager
-    async def _connected(self) -> AsyncIterator[asyncpg.Connection]:
-        """A connection, as soon as there is room for one: servers may have taken all that there are."""
-        async with asyncio.timeout(30):
-            while True:
-                with suppress(asyncpg.TooManyConnectionsError):
-                    connection = await asyncpg.connect(self.url)
-                    break
-                await asyncio.sleep(0.05)
-        try:
-            yield connection
         finally:
             await connection.close()
 

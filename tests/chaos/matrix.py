@@ -152,9 +152,7 @@ DATABASE = (
         "the database takes 15 connections",
         workload=SMALL,
         schedule=(
-            Cycle((Sql("F29", ("ALTER SYSTEM SET max_connections = 15",), leases=0.1),), every=-0.1),
-            Cycle((DatabaseRestart("F29"),), every=-4.0),
-            Cycle((Sql("F29", ("ALTER SYSTEM RESET max_connections",), leases=0.1),), every=-0.1),
+            Cycle((DatabaseRestart("F29", settings="-c max_connections=15"),), every=-4.0),
             Cycle((DatabaseRestart("F29"),), every=-1.0),
         ),
     ),

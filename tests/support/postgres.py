@@ -145,10 +145,10 @@ class OwnPostgres:
         """Stop it at once, as a crash would: connections are cut and nothing is tidied up."""
         self._control("stop", "-m", "immediate")
 
-    def start(self) -> None:
-        """Start it again, where it was."""
+    def start(self, settings: str = "") -> None:
+        """Start it again, where it was, with settings for this time, like "-c max_connections=15"."""
         socket = self.wheel.get_postmaster_info().socket_dir
-        options = f'-h "" -k {socket}'
+        options = f'-h "" -k {socket} {settings}'
         self._control("start", "-o", options, "-l", str(self.folder / "log"))
 
     def _control(self, *arguments: str) -> None:
