@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export STEPWELL_PYTHON := $(CURDIR)/$(BIN)/python
 NODE_MODULES := clients/typescript/node_modules/.package-lock.json
+NO_MUTANTS := --ignore tests/mutants  # source lines to plant bugs in: `make mutants` looks for them
 STUBS := clients/python/stepwell/v1 clients/go/stepwellv1 clients/typescript/src/gen
 
 .DEFAULT_GOAL := help
@@ -45,24 +46,27 @@ run: setup ## Start a server on 127.0.0.1:7350 with an SQLite file (ARGS="--flag
 # ---- test
 
 .PHONY: test
-test: lint types verify-proto verify-gen test-python test-serializable test-typescript test-go test-java ## Everything that CI runs
+test: setup ## Everything that CI runs, and a table of its tiers
+	@$(BIN)/python scripts/tiers lint types verify-proto verify-gen \
+	  test-python test-serializable test-typescript test-go test-java
 
 .PHONY: quick
 quick: setup ## The loop while you work: lint, types and the fast tests on SQLite
 	$(BIN)/ruff check --quiet .
 	$(BIN)/mypy
-	$(BIN)/pytest -q -n 3 --sqlite-only -m "not slow" --ignore tests/e2e
+	$(BIN)/pytest -q -n 3 --sqlite-only -m "not slow" --ignore tests/e2e $(NO_MUTANTS)
 
 .PHONY: test-python
 test-python: setup ## The server and the Python SDK, on SQLite and PostgreSQL
-	$(BIN)/pytest -q -n 3
+	$(BIN)/pytest -q -n 3 --retry-failed $(NO_MUTANTS)
 
 .PHONY: test-serializable
 test-serializable: setup ## The storage and engine suites on databases whose default is SERIALIZABLE
-	STEPWELL_TEST_ISOLATION=serializable $(BIN)/pytest -q -n 3 --postgresql-only tests/storage tests/engine -m "not slow"
+	STEPWELL_TEST_ISOLATION=serializable $(BIN)/pytest -q -n 3 --retry-failed --postgresql-only tests/storage tests/engine -m "not slow"
 
 .PHONY: mutants
 mutants: setup ## Plant bugs one by one and see each caught by its test
+	$(BIN)/pytest -q tests/mutants
 	$(BIN)/python tests/mutants/run.py
 
 .PHONY: mutants-chaos

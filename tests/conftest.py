@@ -21,6 +21,7 @@ from stepwell_server import app as application
 from stepwell_server.storage import migrate
 from stepwell_server.storage.database import Database
 from tests.support import templates
+from tests.support.flaky import Retries
 from tests.support.postgres import PostgresServer
 from tests.support.servers import Served, StartServer, start_in_process
 
@@ -29,6 +30,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """`--sqlite-only` leaves out every test that needs PostgreSQL, `--postgresql-only` every other one."""
     parser.addoption("--sqlite-only", action="store_true")
     parser.addoption("--postgresql-only", action="store_true")
+    parser.addoption("--retry-failed", action="store_true", help="run what failed again, alone: what passes is flaky")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Retries belong to the process that collects the reports, not to those that run tests for it."""
+    if config.getoption("--retry-failed") and not hasattr(config, "workerinput"):
+        config.pluginmanager.register(Retries())
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
