@@ -212,7 +212,7 @@ class App:
         settings = self.settings
         policy = load_policy(settings.policy)
         deadline = settings.unary_deadline.total_seconds()
-        return Pipeline(layers(policy, self.metrics, self._admission, deadline), policy)
+        return Pipeline(layers(self.metrics, self._admission, deadline), policy)
 
     def _assemble(self, replica: Replica) -> None:
         """The engine room: the committer, the wake bus, the dispatcher, and who tells whom."""

@@ -24,6 +24,7 @@ from stepwell_server.engine import waits
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows, status_name
+from tests.support.pages import blocks
 from tests.support.servers import Served, StartServer
 from tests.support.wakes import Sidecar
 from tests.support.workers import UnaryWorker
@@ -238,3 +239,19 @@ async def until_waiting(server: Served, count: int) -> None:
 def test_a_policy_that_cannot_be_found_is_told_by_its_name(name: str) -> None:
     with pytest.raises(PolicyNotFound, match=name):
         load_policy(name)
+
+
+async def test_the_policy_of_the_docs_lets_its_one_token_in_and_compares_it_in_constant_time() -> None:
+    (sample,) = (one for one in blocks("docs/operations/running.md", "python") if "class OneToken" in one)
+    names: dict[str, Any] = {}
+    exec(sample, names)
+    policy = names["OneToken"]()
+
+    known = await policy.authenticate(Caller("here", {"authorization": "Bearer swordfish"}))
+
+    assert policy.allows(known, Category.READ, "default") is True
+    assert policy.allows(known, Category.ADMIN, "") is False
+    assert "compare_digest" in sample
+    for wrong in ({}, {"authorization": ""}, {"authorization": b"Bearer swordfish"}, {"authorization": "Bearer sword"}):
+        with pytest.raises(Unauthenticated):
+            await policy.authenticate(Caller("here", wrong))

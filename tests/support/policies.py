@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from stepwell_server.api.access import Caller, Category, Principal
 
 
@@ -47,3 +49,26 @@ class NobodySends(AllButOne):
     """No events."""
 
     refused = Category.EVENT
+
+
+class AsGranted:
+    """A policy that believes its callers: their names say what they may do, as `known_as` writes it."""
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        """By the name that is said."""
+        return Principal(str(caller.metadata.get("authorization", "nobody")))
+
+    def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
+        """What the name says."""
+        grants = principal.name.partition(" ")[2].split(",")
+        return not {f"{category}@{namespace}", f"*@{namespace}", f"{category}@*", "*@*"}.isdisjoint(grants)
+
+
+def known_as(name: str, *grants: str) -> tuple[tuple[str, str], ...]:
+    """Metadata of a caller that may do this: `category@namespace` each, with * for all of either."""
+    return (("authorization", f"{name} {','.join(grants)}"),)
+
+
+def all_but(category: Category, namespace: str) -> Iterable[str]:
+    """Grants of every other category there."""
+    return (f"{one}@{namespace}" for one in Category if one is not category)

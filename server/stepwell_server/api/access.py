@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 from inspect import iscoroutinefunction
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Category(StrEnum):
@@ -44,7 +44,7 @@ class Policy(Protocol):
         """Who this is, or raise `Unauthenticated`."""
 
     def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
-        """Whether the principal may do this there. An empty namespace means the server itself."""
+        """Whether the principal may do this there; only True is a yes. An empty namespace means the server itself."""
 
 
 class AllowAll:
@@ -72,9 +72,15 @@ def load_policy(name: str) -> Policy:
         policy: Policy = getattr(import_module(module), attribute)()
     except (ImportError, AttributeError, ValueError, TypeError) as error:
         raise PolicyNotFound(f"policy {name}: {error}") from None
-    if not iscoroutinefunction(getattr(policy, "authenticate", None)) or not callable(getattr(policy, "allows", None)):
+    authenticate, allows = getattr(policy, "authenticate", None), getattr(policy, "allows", None)
+    if not _answers_later(authenticate) or not callable(allows) or _answers_later(allows):
         raise PolicyNotFound(f"policy {name}: it needs `async def authenticate` and `def allows`")
     return policy
+
+
+def _answers_later(function: Any) -> bool:
+    """Whether it returns a coroutine, which is true whatever it would say."""
+    return iscoroutinefunction(function) or iscoroutinefunction(type(function).__call__)
 
 
 def _service(name: str, **categories: Category) -> dict[str, Category]:
@@ -143,6 +149,22 @@ OPEN_METHODS = frozenset(
     {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/List", "/grpc.health.v1.Health/Watch"}
 )
 """What a caller needs no permission for."""
+
+KNOWN_METHODS = frozenset({"/stepwell.v1.ServerService/GetServerInfo", "/stepwell.v1.ClockService/GetClock"})
+"""What everybody may call that the policy knows."""
+
+ASKING_METHODS = frozenset(
+    {
+        "/stepwell.v1.WorkerService/Connect",
+        "/stepwell.v1.WorkflowService/WatchInstances",
+        "/stepwell.v1.TransactionService/Commit",
+        "/stepwell.v1.NamespaceService/ListNamespaces",
+    }
+)
+"""Methods that ask the policy themselves: about each namespace as it is named, or about each kind of operation."""
+
+NAMESPACE_FIELDS = {"/stepwell.v1.NamespaceService/UpdateNamespace": "name"}
+"""Where requests say which namespace they are about, if not in a field of that name."""
 
 QUIET_METHODS = OPEN_METHODS | {method for method in METHODS if method.startswith("/grpc.reflection.")}
 """What tools call beside the call that counts: logged for debugging only."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -13,8 +13,8 @@ from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
 from stepwell_server.api import validate
-from stepwell_server.api.access import Principal
-from stepwell_server.domain.errors import StepwellError
+from stepwell_server.api.access import METHODS, OPEN_METHODS, Caller, Category, Policy, Principal
+from stepwell_server.domain.errors import PermissionDenied, StepwellError
 from stepwell_server.domain.times import Micros
 from stepwell_server.engine.intake import NO_ITEM, Item
 from stepwell_server.engine.requests import Request
@@ -35,23 +35,45 @@ class Call:
     method: str
     streaming: bool
     context: Context
+    policy: Policy
     log_id: str = field(default_factory=lambda: uuid4().hex)
     principal: Principal = ANYBODY
     code: StatusCode = StatusCode.OK
-    permit: Callable[[str], None] = lambda namespace: None
-    """Refuses the call if its caller may not do this in that namespace. A stream asks when it has named one."""
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Takes a place among those calls that wait, so that others can have the one of this call."""
-    authenticate: Callable[[], Awaitable[None]] | None = None
-    namespaces: set[str] = field(default_factory=set)
-    """Those that a stream has asked for."""
+    granted: set[tuple[str, Category | None]] = field(default_factory=set)
+    """What the policy was asked for, and allowed."""
+
+    @property
+    def caller(self) -> Caller:
+        """What is known of the caller before it is believed."""
+        return Caller(peer=self.context.peer(), metadata=dict(self.context.invocation_metadata() or ()))
+
+    async def authenticate(self) -> None:
+        """Find out who calls. Health is open to everybody."""
+        if self.method not in OPEN_METHODS:
+            self.principal = await self.policy.authenticate(self.caller)
+
+    def allows(self, namespace: str, category: Category | None = None) -> bool:
+        """Whether the caller may do this there: what the method does, or what is asked for in it.
+
+        A method that is not in the table is denied to everybody.
+        """
+        category = category or METHODS.get(self.method)
+        return category is not None and self.policy.allows(self.principal, category, namespace) is True
+
+    def permit(self, namespace: str, category: Category | None = None) -> None:
+        """Refuse the call if its caller may not do this there. A stream asks when it has named a namespace."""
+        if not self.allows(namespace, category):
+            denied = category or METHODS.get(self.method) or "none"
+            raise PermissionDenied("the caller may not do this here", category=denied)
+        self.granted.add((namespace, category))
 
     async def authorise(self) -> None:
         """Ask again, of a stream that is open for long, whether its caller may be here."""
-        if self.authenticate is not None:
-            await self.authenticate()
-        for namespace in list(self.namespaces):
-            self.permit(namespace)
+        await self.authenticate()
+        for namespace, category in list(self.granted):
+            self.permit(namespace, category)
 
 
 current: ContextVar[Call] = ContextVar("current_call")

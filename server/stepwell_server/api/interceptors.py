@@ -19,11 +19,12 @@ from grpc import HandlerCallDetails, StatusCode, aio
 
 from stepwell_server.api import validate
 from stepwell_server.api.access import (
-    METHODS,
+    ASKING_METHODS,
+    KNOWN_METHODS,
+    NAMESPACE_FIELDS,
     OPEN_METHODS,
     QUIET_METHODS,
     WAITING_METHODS,
-    Caller,
     Policy,
 )
 from stepwell_server.api.admission import Admission
@@ -32,7 +33,6 @@ from stepwell_server.api.errors import DETAILS_KEY, code_of, to_status
 from stepwell_server.domain.errors import (
     Internal,
     MalformedRequest,
-    PermissionDenied,
     ServerDeadline,
     StepwellError,
 )
@@ -45,6 +45,7 @@ Handler: TypeAlias = Any  # grpc's RpcMethodHandler, whose shape its type stubs 
 
 LOG_ID_KEY = "x-request-id"
 _LONGEST_LOG_ID = 64
+_UNASKED = OPEN_METHODS | KNOWN_METHODS | ASKING_METHODS
 
 log = structlog.get_logger()
 
@@ -78,7 +79,7 @@ class Pipeline(aio.ServerInterceptor):
         inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def serve(raw: Any, context: Context) -> Any:
-            async with self._around(Call(method, handler.request_streaming, context)) as call:
+            async with self._around(Call(method, handler.request_streaming, context, self._policy)) as call:
                 return await inner(self._request(handler, raw, call), context)
 
         return serve
@@ -87,7 +88,7 @@ class Pipeline(aio.ServerInterceptor):
         inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
         async def serve(raw: Any, context: Context) -> Any:
-            async with self._around(Call(method, True, context)) as call:
+            async with self._around(Call(method, True, context, self._policy)) as call:
                 answer = inner(self._request(handler, raw, call), context)
                 if isinstance(answer, Awaitable):  # a servicer that writes to the context itself, as health's Watch
                     await answer
@@ -107,37 +108,17 @@ class Pipeline(aio.ServerInterceptor):
 
     def _request(self, handler: Handler, raw: Any, call: Call) -> Any:
         if handler.request_streaming:
-            self._permit(call, "")
-            self._let_ask(call)
+            _permit(call, "")
             return _parsed_stream(handler, raw)
         message = _parsed(handler, raw)
-        if call.streaming:
-            self._let_ask(call)
-            call.permit(_namespace(message))
-        else:
-            self._permit(call, _namespace(message))
+        _permit(call, _namespace(call.method, message))
         return message
 
-    def _let_ask(self, call: Call) -> None:
-        """Let the servicer of a stream ask when a namespace is named, and again while the stream is open."""
 
-        def permit(namespace: str) -> None:
-            self._permit(call, namespace)
-            call.namespaces.add(namespace)
-
-        async def authenticate() -> None:
-            if call.method not in OPEN_METHODS:
-                call.principal = await self._policy.authenticate(_caller(call))
-
-        call.permit, call.authenticate = permit, authenticate
-
-    def _permit(self, call: Call, namespace: str) -> None:
-        """Ask the policy. A method that is not in the table is denied to everybody."""
-        if call.method in OPEN_METHODS:
-            return
-        category = METHODS.get(call.method)
-        if category is None or not self._policy.allows(call.principal, category, namespace):
-            raise PermissionDenied("the caller may not do this here", category=category or "none")
+def _permit(call: Call, namespace: str) -> None:
+    """Ask the policy, unless the method is for everybody, or asks by itself."""
+    if call.method not in _UNASKED:
+        call.permit(namespace)
 
 
 def _arity(streaming: bool) -> str:
@@ -167,17 +148,18 @@ async def _parsed_stream(handler: Handler, raw: AsyncIterator[bytes]) -> AsyncIt
         log.debug("stream_cut", error=type(error).__name__)
 
 
-def _namespace(message: Message) -> str:
+def _namespace(method: str, message: Message) -> str:
     """The namespace that a request is about; empty for one about the server."""
     introduced: Any = getattr(message, "hello", message)
-    if "namespace" not in introduced.DESCRIPTOR.fields_by_name:
+    field = NAMESPACE_FIELDS.get(method, "namespace")
+    if field not in introduced.DESCRIPTOR.fields_by_name:
         return ""
-    return str(introduced.namespace) or DEFAULT_NAMESPACE
+    return str(getattr(introduced, field)) or DEFAULT_NAMESPACE
 
 
-def layers(policy: Policy, metrics: Metrics, admission: Admission, unary_deadline: float) -> list[Layer]:
+def layers(metrics: Metrics, admission: Admission, unary_deadline: float) -> list[Layer]:
     """All layers, the outermost first."""
-    return [observed(metrics), translated, authenticated(policy), admission.layer, timely(unary_deadline)]
+    return [observed(metrics), translated, authenticated, admission.layer, timely(unary_deadline)]
 
 
 def observed(metrics: Metrics) -> Layer:
@@ -222,16 +204,11 @@ async def translated(call: Call) -> AsyncIterator[None]:
         await _abort(call, Internal(f"internal error; the server's log has it as {call.log_id}", log_id=call.log_id))
 
 
-def authenticated(policy: Policy) -> Layer:
-    """Find out who calls. Health is open to everybody."""
-
-    @asynccontextmanager
-    async def layer(call: Call) -> AsyncIterator[None]:
-        if call.method not in OPEN_METHODS:
-            call.principal = await policy.authenticate(_caller(call))
-        yield
-
-    return layer
+@asynccontextmanager
+async def authenticated(call: Call) -> AsyncIterator[None]:
+    """Find out who calls."""
+    await call.authenticate()
+    yield
 
 
 def timely(deadline: float) -> Layer:
@@ -266,14 +243,9 @@ def _code(context: Context) -> StatusCode:
     return next(code for code in StatusCode if code.value[0] == number)
 
 
-def _caller(call: Call) -> Caller:
-    metadata = dict(call.context.invocation_metadata() or ())
-    return Caller(peer=call.context.peer(), metadata=metadata)
-
-
 def _log_id(call: Call) -> str:
     """The caller's own id for this call, if it is one that a log can hold."""
-    given = _caller(call).metadata.get(LOG_ID_KEY, "")
+    given = call.caller.metadata.get(LOG_ID_KEY, "")
     if isinstance(given, str) and 0 < len(given) <= _LONGEST_LOG_ID and given.isascii() and given.isprintable():
         return given
     return call.log_id

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stepwell.v1 import namespaces_pb2 as pb
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceServicer
 from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, request_of
+from stepwell_server.api.calls import Context, current, request_of
 from stepwell_server.domain.pages import PageRequest
 from stepwell_server.engine.namespaces import Namespaces
 
@@ -22,7 +22,7 @@ class NamespaceServicer(NamespaceServiceServicer):
         return pb.CreateNamespaceResponse(namespace=convert.namespace_to_pb(namespace))
 
     async def ListNamespaces(self, request: pb.ListNamespacesRequest, context: Context) -> pb.ListNamespacesResponse:
-        page = await self._namespaces.list(PageRequest(request.page_size, request.page_token))
+        page = await self._namespaces.list(PageRequest(request.page_size, request.page_token), current.get().allows)
         return pb.ListNamespacesResponse(
             namespaces=map(convert.namespace_to_pb, page.items), next_page_token=page.next_token
         )

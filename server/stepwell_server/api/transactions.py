@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from stepwell.v1 import transactions_pb2 as pb
 from stepwell.v1.transactions_pb2_grpc import TransactionServiceServicer
 from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, request_of
+from stepwell_server.api.access import Category
+from stepwell_server.api.calls import Call, Context, current, request_of
 from stepwell_server.api.hooks import new_hook
 from stepwell_server.api.workflows import new_event, new_instance, stored_to_pb
 from stepwell_server.domain.errors import InvalidField, StepwellError
@@ -13,6 +16,13 @@ from stepwell_server.domain.hooks import Hook
 from stepwell_server.domain.workflows import Instance
 from stepwell_server.engine.run_calls import Stored
 from stepwell_server.engine.transactions import Done, Operation, Transactions, named
+
+_CATEGORIES = {
+    "create_instance": Category.CREATE,
+    "send_event": Category.EVENT,
+    "trigger_hook": Category.CREATE,
+}
+"""What a caller must be allowed to, by the kind of operation."""
 
 
 class TransactionServicer(TransactionServiceServicer):
@@ -23,9 +33,21 @@ class TransactionServicer(TransactionServiceServicer):
 
     async def Commit(self, request: pb.CommitRequest, context: Context) -> pb.CommitResponse:
         namespace = convert.namespace_from_pb(request.namespace)
+        _permit(current.get(), namespace, request.operations)
         operations = [_readable(namespace, number, one) for number, one in enumerate(request.operations)]
         done = await self._transactions.commit(namespace, operations, request_of(request))
         return pb.CommitResponse(results=map(_result, done))
+
+
+def _permit(call: Call, namespace: str, operations: Sequence[pb.Operation]) -> None:
+    """Refuse the first operation that its caller may not do; a transaction without any as one that creates."""
+    if not operations:
+        call.permit(namespace)
+    for number, one in enumerate(operations):
+        try:
+            call.permit(namespace, _CATEGORIES.get(one.WhichOneof("operation") or ""))
+        except StepwellError as refusal:
+            raise named(refusal, number) from None
 
 
 def _readable(namespace: str, number: int, one: pb.Operation) -> Operation:

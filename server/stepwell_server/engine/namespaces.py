@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 from stepwell_server.domain.errors import NamespaceAlreadyExists, NamespaceNotFound
@@ -18,6 +19,7 @@ from stepwell_server.storage.database import READ, Database, Tx
 from stepwell_server.storage.paging import PageTokens
 
 _LIST = ["ListNamespaces"]
+_READ_AT_ONCE = 500
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,13 +44,18 @@ class Namespaces:
 
         return await self.db.run_tx(work)
 
-    async def list(self, page: PageRequest) -> Page[Namespace]:
-        """One page of all namespaces, by name."""
+    async def list(self, page: PageRequest, is_shown: Callable[[str], bool]) -> Page[Namespace]:
+        """One page of the namespaces that the caller may see, by name."""
         limit = page.limit(self.limits.page_size)
         after = self.tokens.decode(_LIST, page.token) if page.token else None
-
-        found = await self.db.run_tx(lambda tx: store.list_page(tx, limit + 1, after), READ)
-        items, more = found[:limit], len(found) > limit
+        shown: list[Namespace] = []
+        while len(shown) <= limit:  # what is passed over must not be told by the position in a token
+            found = await self.db.run_tx(partial(store.list_page, limit=_READ_AT_ONCE, after=after), READ)
+            shown += [one for one in found if is_shown(one.spec.name)]
+            if len(found) < _READ_AT_ONCE:
+                break
+            after = [found[-1].spec.name]
+        items, more = shown[:limit], len(shown) > limit
         return Page(items, self.tokens.encode(_LIST, [items[-1].spec.name]) if more else "")
 
     async def update(self, change: NamespaceSpec, mask: Sequence[str], request: Request) -> Namespace:
