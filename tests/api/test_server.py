@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from alembic.script import ScriptDirectory
 from grpc import aio
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
@@ -15,6 +16,7 @@ from stepwell.v1 import server_pb2 as pb
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell_server import __version__
 from stepwell_server.api.listeners import service_names
+from stepwell_server.storage.migrate import MIGRATIONS
 from tests.support import raw
 from tests.support.errors import refusal
 from tests.support.postgres import PostgresServer
@@ -29,7 +31,7 @@ async def test_a_server_describes_itself(server: Served, database_url: str) -> N
 
     assert info.version == __version__
     assert pb.DatabaseKind.Name(info.database.kind) == f"DATABASE_KIND_{database_url.split(':')[0].upper()}"
-    assert info.database.schema_version == "0004"
+    assert info.database.schema_version == ScriptDirectory(str(MIGRATIONS)).get_current_head()
     assert info.dispatch_mode == pb.DISPATCH_MODE_EMBEDDED
     assert info.limits.max_payload_bytes == 1024 * 1024
     assert info.limits.max_timer.seconds == 365 * 86_400

@@ -5,12 +5,14 @@ from __future__ import annotations
 import pytest
 
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1.common_pb2 import RetryPolicy
 from tests.api.conftest import Hire
 from tests.support.flows import Flows
-from tests.support.frames import done, finish, need_state, suspend, wait_for
+from tests.support.frames import begin, done, failed, finish, need_state, opening, policy, suspend, wait_for
 from tests.support.servers import Served
 from tests.support.workers import HandWorker, UnaryWorker, grant
 
+UNLIMITED = pb.StepPolicy(retry=RetryPolicy(unlimited=True))
 LARGE = '"' + "x" * 900_000 + '"'
 MESSAGE = 4 * 1024 * 1024
 NAMES = [f"s{number}" for number in range(7)]
@@ -112,3 +114,20 @@ async def test_many_large_tasks_sent_at_once_come_in_messages_that_fit(hire: Hir
 
     assert all(job.run.params.json == LARGE for job in jobs)
     assert max(message.ByteSize() for message in worker.messages) < MESSAGE
+
+
+async def test_a_step_says_how_often_it_may_be_executed_whatever_later_code_wants(hire: Hire, flows: Flows) -> None:
+    worker = await hire(credit=2)
+    await flows.create("one")
+    job = await worker.take()
+    await job.report(failed("thrice", policy=policy(3, delay=60)), failed("ever", policy=UNLIMITED), done("once"))
+    await job.report(wait_for("w", "go"), suspend())
+    await flows.event("one", "go")
+    again = await worker.take()
+    await again.tell(begin(opening("thrice", 2, policy=policy(9))))
+
+    await worker.say(again.stamp(need_state()))
+    state = await worker.take(ack=False)
+
+    stored = {name: step.max_attempts for name, step in state.steps.items()}
+    assert stored == {"thrice": 3, "ever": 0, "once": 6, "w": 0}

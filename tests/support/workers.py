@@ -260,7 +260,7 @@ def held(*jobs: Job) -> list[pb.HeldTask]:
 
 def grant(tasks: int) -> pb.WorkerFrame:
     """Credit for so many tasks."""
-    return pb.WorkerFrame(credit=pb.Credit(kind=WORKFLOW, tasks=tasks))
+    return pb.WorkerFrame(credit=pb.Credit(tasks=tasks))
 
 
 @dataclass(eq=False)

@@ -163,7 +163,9 @@ type TriggerHooksItem struct {
 	Retry *RetryPolicy `protobuf:"bytes,5,opt,name=retry,proto3" json:"retry,omitempty"`
 	// Makes this item safe to repeat for at least 24 hours: the same id with the same body gives the same hook, with another
 	// body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters. Optional.
-	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Trace that this call is part of, as in CreateInstanceRequest. Optional.
+	Trace         map[string]string `protobuf:"bytes,7,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -238,6 +240,13 @@ func (x *TriggerHooksItem) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *TriggerHooksItem) GetTrace() map[string]string {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
 }
 
 // TriggerHooksResponse answers item by item.
@@ -1217,7 +1226,9 @@ type Hook struct {
 	// When it is executed next, no earlier. Unset: it is executing, or has ended.
 	NextAttemptAt *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=next_attempt_at,json=nextAttemptAt,proto3" json:"next_attempt_at,omitempty"`
 	// When it ended.
-	EndedAt       *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	EndedAt *timestamppb.Timestamp `protobuf:"bytes,13,opt,name=ended_at,json=endedAt,proto3" json:"ended_at,omitempty"`
+	// Trace it was triggered with. Unset where a call says that it leaves the payload out.
+	Trace         map[string]string `protobuf:"bytes,14,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1339,6 +1350,13 @@ func (x *Hook) GetNextAttemptAt() *timestamppb.Timestamp {
 func (x *Hook) GetEndedAt() *timestamppb.Timestamp {
 	if x != nil {
 		return x.EndedAt
+	}
+	return nil
+}
+
+func (x *Hook) GetTrace() map[string]string {
+	if x != nil {
+		return x.Trace
 	}
 	return nil
 }
@@ -1551,7 +1569,7 @@ const file_stepwell_v1_hooks_proto_rawDesc = "" +
 	"\x17stepwell/v1/hooks.proto\x12\vstepwell.v1\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18stepwell/v1/common.proto\x1a\x18stepwell/v1/errors.proto\"h\n" +
 	"\x13TriggerHooksRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x123\n" +
-	"\x05items\x18\x02 \x03(\v2\x1d.stepwell.v1.TriggerHooksItemR\x05items\"\xf9\x01\n" +
+	"\x05items\x18\x02 \x03(\v2\x1d.stepwell.v1.TriggerHooksItemR\x05items\"\xf3\x02\n" +
 	"\x10TriggerHooksItem\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x17\n" +
 	"\ahook_id\x18\x02 \x01(\tR\x06hookId\x12.\n" +
@@ -1560,7 +1578,12 @@ const file_stepwell_v1_hooks_proto_rawDesc = "" +
 	"process_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tprocessAt\x12.\n" +
 	"\x05retry\x18\x05 \x01(\v2\x18.stepwell.v1.RetryPolicyR\x05retry\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x06 \x01(\tR\trequestId\"Q\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\x12>\n" +
+	"\x05trace\x18\a \x03(\v2(.stepwell.v1.TriggerHooksItem.TraceEntryR\x05trace\x1a8\n" +
+	"\n" +
+	"TraceEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"Q\n" +
 	"\x14TriggerHooksResponse\x129\n" +
 	"\aresults\x18\x01 \x03(\v2\x1f.stepwell.v1.TriggerHooksResultR\aresults\"w\n" +
 	"\x12TriggerHooksResult\x12'\n" +
@@ -1619,7 +1642,7 @@ const file_stepwell_v1_hooks_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12\x1d\n" +
 	"\n" +
 	"request_id\x18\x03 \x01(\tR\trequestId\"\x1a\n" +
-	"\x18DeleteHookTargetResponse\"\xee\x04\n" +
+	"\x18DeleteHookTargetResponse\"\xdc\x05\n" +
 	"\x04Hook\x12\x17\n" +
 	"\ahook_id\x18\x01 \x01(\tR\x06hookId\x12\x12\n" +
 	"\x04name\x18\x02 \x01(\tR\x04name\x12/\n" +
@@ -1636,7 +1659,12 @@ const file_stepwell_v1_hooks_proto_rawDesc = "" +
 	" \x01(\v2\x1a.google.protobuf.TimestampR\tprocessAt\x12B\n" +
 	"\x0flast_attempt_at\x18\v \x01(\v2\x1a.google.protobuf.TimestampR\rlastAttemptAt\x12B\n" +
 	"\x0fnext_attempt_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\rnextAttemptAt\x125\n" +
-	"\bended_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\"\xc4\x01\n" +
+	"\bended_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x122\n" +
+	"\x05trace\x18\x0e \x03(\v2\x1c.stepwell.v1.Hook.TraceEntryR\x05trace\x1a8\n" +
+	"\n" +
+	"TraceEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"\xc4\x01\n" +
 	"\n" +
 	"HookTarget\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x10\n" +
@@ -1691,7 +1719,7 @@ func file_stepwell_v1_hooks_proto_rawDescGZIP() []byte {
 }
 
 var file_stepwell_v1_hooks_proto_enumTypes = make([]protoimpl.EnumInfo, 1)
-var file_stepwell_v1_hooks_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
+var file_stepwell_v1_hooks_proto_msgTypes = make([]protoimpl.MessageInfo, 23)
 var file_stepwell_v1_hooks_proto_goTypes = []any{
 	(HookStatus)(0),                  // 0: stepwell.v1.HookStatus
 	(*TriggerHooksRequest)(nil),      // 1: stepwell.v1.TriggerHooksRequest
@@ -1715,60 +1743,64 @@ var file_stepwell_v1_hooks_proto_goTypes = []any{
 	(*Hook)(nil),                     // 19: stepwell.v1.Hook
 	(*HookTarget)(nil),               // 20: stepwell.v1.HookTarget
 	(*EngineEvent)(nil),              // 21: stepwell.v1.EngineEvent
-	(*Payload)(nil),                  // 22: stepwell.v1.Payload
-	(*timestamppb.Timestamp)(nil),    // 23: google.protobuf.Timestamp
-	(*RetryPolicy)(nil),              // 24: stepwell.v1.RetryPolicy
-	(*ItemError)(nil),                // 25: stepwell.v1.ItemError
-	(*Failure)(nil),                  // 26: stepwell.v1.Failure
+	nil,                              // 22: stepwell.v1.TriggerHooksItem.TraceEntry
+	nil,                              // 23: stepwell.v1.Hook.TraceEntry
+	(*Payload)(nil),                  // 24: stepwell.v1.Payload
+	(*timestamppb.Timestamp)(nil),    // 25: google.protobuf.Timestamp
+	(*RetryPolicy)(nil),              // 26: stepwell.v1.RetryPolicy
+	(*ItemError)(nil),                // 27: stepwell.v1.ItemError
+	(*Failure)(nil),                  // 28: stepwell.v1.Failure
 }
 var file_stepwell_v1_hooks_proto_depIdxs = []int32{
 	2,  // 0: stepwell.v1.TriggerHooksRequest.items:type_name -> stepwell.v1.TriggerHooksItem
-	22, // 1: stepwell.v1.TriggerHooksItem.payload:type_name -> stepwell.v1.Payload
-	23, // 2: stepwell.v1.TriggerHooksItem.process_at:type_name -> google.protobuf.Timestamp
-	24, // 3: stepwell.v1.TriggerHooksItem.retry:type_name -> stepwell.v1.RetryPolicy
-	4,  // 4: stepwell.v1.TriggerHooksResponse.results:type_name -> stepwell.v1.TriggerHooksResult
-	19, // 5: stepwell.v1.TriggerHooksResult.hook:type_name -> stepwell.v1.Hook
-	25, // 6: stepwell.v1.TriggerHooksResult.error:type_name -> stepwell.v1.ItemError
-	19, // 7: stepwell.v1.GetHookResponse.hook:type_name -> stepwell.v1.Hook
-	0,  // 8: stepwell.v1.ListHooksRequest.statuses:type_name -> stepwell.v1.HookStatus
-	19, // 9: stepwell.v1.ListHooksResponse.hooks:type_name -> stepwell.v1.Hook
-	19, // 10: stepwell.v1.RetryHookResponse.hook:type_name -> stepwell.v1.Hook
-	19, // 11: stepwell.v1.CancelHookResponse.hook:type_name -> stepwell.v1.Hook
-	20, // 12: stepwell.v1.PutHookTargetResponse.target:type_name -> stepwell.v1.HookTarget
-	20, // 13: stepwell.v1.ListHookTargetsResponse.targets:type_name -> stepwell.v1.HookTarget
-	0,  // 14: stepwell.v1.Hook.status:type_name -> stepwell.v1.HookStatus
-	22, // 15: stepwell.v1.Hook.payload:type_name -> stepwell.v1.Payload
-	24, // 16: stepwell.v1.Hook.retry:type_name -> stepwell.v1.RetryPolicy
-	26, // 17: stepwell.v1.Hook.failure:type_name -> stepwell.v1.Failure
-	23, // 18: stepwell.v1.Hook.created_at:type_name -> google.protobuf.Timestamp
-	23, // 19: stepwell.v1.Hook.process_at:type_name -> google.protobuf.Timestamp
-	23, // 20: stepwell.v1.Hook.last_attempt_at:type_name -> google.protobuf.Timestamp
-	23, // 21: stepwell.v1.Hook.next_attempt_at:type_name -> google.protobuf.Timestamp
-	23, // 22: stepwell.v1.Hook.ended_at:type_name -> google.protobuf.Timestamp
-	23, // 23: stepwell.v1.HookTarget.created_at:type_name -> google.protobuf.Timestamp
-	23, // 24: stepwell.v1.HookTarget.updated_at:type_name -> google.protobuf.Timestamp
-	26, // 25: stepwell.v1.EngineEvent.failure:type_name -> stepwell.v1.Failure
-	1,  // 26: stepwell.v1.HookService.TriggerHooks:input_type -> stepwell.v1.TriggerHooksRequest
-	5,  // 27: stepwell.v1.HookService.GetHook:input_type -> stepwell.v1.GetHookRequest
-	7,  // 28: stepwell.v1.HookService.ListHooks:input_type -> stepwell.v1.ListHooksRequest
-	9,  // 29: stepwell.v1.HookService.RetryHook:input_type -> stepwell.v1.RetryHookRequest
-	11, // 30: stepwell.v1.HookService.CancelHook:input_type -> stepwell.v1.CancelHookRequest
-	13, // 31: stepwell.v1.HookService.PutHookTarget:input_type -> stepwell.v1.PutHookTargetRequest
-	15, // 32: stepwell.v1.HookService.ListHookTargets:input_type -> stepwell.v1.ListHookTargetsRequest
-	17, // 33: stepwell.v1.HookService.DeleteHookTarget:input_type -> stepwell.v1.DeleteHookTargetRequest
-	3,  // 34: stepwell.v1.HookService.TriggerHooks:output_type -> stepwell.v1.TriggerHooksResponse
-	6,  // 35: stepwell.v1.HookService.GetHook:output_type -> stepwell.v1.GetHookResponse
-	8,  // 36: stepwell.v1.HookService.ListHooks:output_type -> stepwell.v1.ListHooksResponse
-	10, // 37: stepwell.v1.HookService.RetryHook:output_type -> stepwell.v1.RetryHookResponse
-	12, // 38: stepwell.v1.HookService.CancelHook:output_type -> stepwell.v1.CancelHookResponse
-	14, // 39: stepwell.v1.HookService.PutHookTarget:output_type -> stepwell.v1.PutHookTargetResponse
-	16, // 40: stepwell.v1.HookService.ListHookTargets:output_type -> stepwell.v1.ListHookTargetsResponse
-	18, // 41: stepwell.v1.HookService.DeleteHookTarget:output_type -> stepwell.v1.DeleteHookTargetResponse
-	34, // [34:42] is the sub-list for method output_type
-	26, // [26:34] is the sub-list for method input_type
-	26, // [26:26] is the sub-list for extension type_name
-	26, // [26:26] is the sub-list for extension extendee
-	0,  // [0:26] is the sub-list for field type_name
+	24, // 1: stepwell.v1.TriggerHooksItem.payload:type_name -> stepwell.v1.Payload
+	25, // 2: stepwell.v1.TriggerHooksItem.process_at:type_name -> google.protobuf.Timestamp
+	26, // 3: stepwell.v1.TriggerHooksItem.retry:type_name -> stepwell.v1.RetryPolicy
+	22, // 4: stepwell.v1.TriggerHooksItem.trace:type_name -> stepwell.v1.TriggerHooksItem.TraceEntry
+	4,  // 5: stepwell.v1.TriggerHooksResponse.results:type_name -> stepwell.v1.TriggerHooksResult
+	19, // 6: stepwell.v1.TriggerHooksResult.hook:type_name -> stepwell.v1.Hook
+	27, // 7: stepwell.v1.TriggerHooksResult.error:type_name -> stepwell.v1.ItemError
+	19, // 8: stepwell.v1.GetHookResponse.hook:type_name -> stepwell.v1.Hook
+	0,  // 9: stepwell.v1.ListHooksRequest.statuses:type_name -> stepwell.v1.HookStatus
+	19, // 10: stepwell.v1.ListHooksResponse.hooks:type_name -> stepwell.v1.Hook
+	19, // 11: stepwell.v1.RetryHookResponse.hook:type_name -> stepwell.v1.Hook
+	19, // 12: stepwell.v1.CancelHookResponse.hook:type_name -> stepwell.v1.Hook
+	20, // 13: stepwell.v1.PutHookTargetResponse.target:type_name -> stepwell.v1.HookTarget
+	20, // 14: stepwell.v1.ListHookTargetsResponse.targets:type_name -> stepwell.v1.HookTarget
+	0,  // 15: stepwell.v1.Hook.status:type_name -> stepwell.v1.HookStatus
+	24, // 16: stepwell.v1.Hook.payload:type_name -> stepwell.v1.Payload
+	26, // 17: stepwell.v1.Hook.retry:type_name -> stepwell.v1.RetryPolicy
+	28, // 18: stepwell.v1.Hook.failure:type_name -> stepwell.v1.Failure
+	25, // 19: stepwell.v1.Hook.created_at:type_name -> google.protobuf.Timestamp
+	25, // 20: stepwell.v1.Hook.process_at:type_name -> google.protobuf.Timestamp
+	25, // 21: stepwell.v1.Hook.last_attempt_at:type_name -> google.protobuf.Timestamp
+	25, // 22: stepwell.v1.Hook.next_attempt_at:type_name -> google.protobuf.Timestamp
+	25, // 23: stepwell.v1.Hook.ended_at:type_name -> google.protobuf.Timestamp
+	23, // 24: stepwell.v1.Hook.trace:type_name -> stepwell.v1.Hook.TraceEntry
+	25, // 25: stepwell.v1.HookTarget.created_at:type_name -> google.protobuf.Timestamp
+	25, // 26: stepwell.v1.HookTarget.updated_at:type_name -> google.protobuf.Timestamp
+	28, // 27: stepwell.v1.EngineEvent.failure:type_name -> stepwell.v1.Failure
+	1,  // 28: stepwell.v1.HookService.TriggerHooks:input_type -> stepwell.v1.TriggerHooksRequest
+	5,  // 29: stepwell.v1.HookService.GetHook:input_type -> stepwell.v1.GetHookRequest
+	7,  // 30: stepwell.v1.HookService.ListHooks:input_type -> stepwell.v1.ListHooksRequest
+	9,  // 31: stepwell.v1.HookService.RetryHook:input_type -> stepwell.v1.RetryHookRequest
+	11, // 32: stepwell.v1.HookService.CancelHook:input_type -> stepwell.v1.CancelHookRequest
+	13, // 33: stepwell.v1.HookService.PutHookTarget:input_type -> stepwell.v1.PutHookTargetRequest
+	15, // 34: stepwell.v1.HookService.ListHookTargets:input_type -> stepwell.v1.ListHookTargetsRequest
+	17, // 35: stepwell.v1.HookService.DeleteHookTarget:input_type -> stepwell.v1.DeleteHookTargetRequest
+	3,  // 36: stepwell.v1.HookService.TriggerHooks:output_type -> stepwell.v1.TriggerHooksResponse
+	6,  // 37: stepwell.v1.HookService.GetHook:output_type -> stepwell.v1.GetHookResponse
+	8,  // 38: stepwell.v1.HookService.ListHooks:output_type -> stepwell.v1.ListHooksResponse
+	10, // 39: stepwell.v1.HookService.RetryHook:output_type -> stepwell.v1.RetryHookResponse
+	12, // 40: stepwell.v1.HookService.CancelHook:output_type -> stepwell.v1.CancelHookResponse
+	14, // 41: stepwell.v1.HookService.PutHookTarget:output_type -> stepwell.v1.PutHookTargetResponse
+	16, // 42: stepwell.v1.HookService.ListHookTargets:output_type -> stepwell.v1.ListHookTargetsResponse
+	18, // 43: stepwell.v1.HookService.DeleteHookTarget:output_type -> stepwell.v1.DeleteHookTargetResponse
+	36, // [36:44] is the sub-list for method output_type
+	28, // [28:36] is the sub-list for method input_type
+	28, // [28:28] is the sub-list for extension type_name
+	28, // [28:28] is the sub-list for extension extendee
+	0,  // [0:28] is the sub-list for field type_name
 }
 
 func init() { file_stepwell_v1_hooks_proto_init() }
@@ -1788,7 +1820,7 @@ func file_stepwell_v1_hooks_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepwell_v1_hooks_proto_rawDesc), len(file_stepwell_v1_hooks_proto_rawDesc)),
 			NumEnums:      1,
-			NumMessages:   21,
+			NumMessages:   23,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -2065,11 +2065,10 @@ func (x *HeldTask) GetFence() int64 {
 	return 0
 }
 
-// Credit adds to the number of tasks that the server may send. Each Task uses one up. A new stream begins with none.
+// Credit adds to the number of tasks that the server may send, of whatever kind: there is one pool. Each Task that hands out a lease
+// uses one up; a Task that answers NeedState does not. A new stream begins with none.
 type Credit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Kind of handler that the credit is for.
-	Kind HandlerKind `protobuf:"varint,1,opt,name=kind,proto3,enum=stepwell.v1.HandlerKind" json:"kind,omitempty"`
 	// Tasks to add. Zero or negative is INVALID_FIELD; what exceeds Welcome.max_credit in all is dropped.
 	Tasks         int32 `protobuf:"varint,2,opt,name=tasks,proto3" json:"tasks,omitempty"`
 	unknownFields protoimpl.UnknownFields
@@ -2104,13 +2103,6 @@ func (x *Credit) ProtoReflect() protoreflect.Message {
 // Deprecated: Use Credit.ProtoReflect.Descriptor instead.
 func (*Credit) Descriptor() ([]byte, []int) {
 	return file_stepwell_v1_workers_proto_rawDescGZIP(), []int{23}
-}
-
-func (x *Credit) GetKind() HandlerKind {
-	if x != nil {
-		return x.Kind
-	}
-	return HandlerKind_HANDLER_KIND_UNSPECIFIED
 }
 
 func (x *Credit) GetTasks() int32 {
@@ -3038,7 +3030,7 @@ type Welcome struct {
 	AckWindow *durationpb.Duration `protobuf:"bytes,10,opt,name=ack_window,json=ackWindow,proto3" json:"ack_window,omitempty"`
 	// How long tasks are kept for the worker when its stream breaks.
 	ReconnectGrace *durationpb.Duration `protobuf:"bytes,11,opt,name=reconnect_grace,json=reconnectGrace,proto3" json:"reconnect_grace,omitempty"`
-	// Most tasks that credit can add up to, per kind.
+	// Most tasks that credit can add up to.
 	MaxCredit int32 `protobuf:"varint,12,opt,name=max_credit,json=maxCredit,proto3" json:"max_credit,omitempty"`
 	// Of the tasks in Hello.held, those that the worker still holds. Drop the others.
 	Held []*HeldTask `protobuf:"bytes,13,rep,name=held,proto3" json:"held,omitempty"`
@@ -3194,6 +3186,8 @@ type Task struct {
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	// Why it is due.
 	Reason TaskReason `protobuf:"varint,3,opt,name=reason,proto3,enum=stepwell.v1.TaskReason" json:"reason,omitempty"`
+	// Trace that the instance was created or the hook triggered with.
+	Trace map[string]string `protobuf:"bytes,4,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// What the handler gets, by kind.
 	//
 	// Types that are valid to be assigned to Input:
@@ -3254,6 +3248,13 @@ func (x *Task) GetReason() TaskReason {
 		return x.Reason
 	}
 	return TaskReason_TASK_REASON_UNSPECIFIED
+}
+
+func (x *Task) GetTrace() map[string]string {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
 }
 
 func (x *Task) GetInput() isTask_Input {
@@ -3603,8 +3604,11 @@ type StepState struct {
 	EventType string `protobuf:"bytes,8,opt,name=event_type,json=eventType,proto3" json:"event_type,omitempty"`
 	// When the event that it got was stored.
 	EventAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=event_at,json=eventAt,proto3" json:"event_at,omitempty"`
-	// Last instant at which the open execution may still return, by the database's clock. For virtual clocks.
-	DeadlineAt    *timestamppb.Timestamp `protobuf:"bytes,10,opt,name=deadline_at,json=deadlineAt,proto3" json:"deadline_at,omitempty"`
+	// Most executions of its body, as stored with the first one: the policy that the code names by now does not change it.
+	// 0: no maximum, or it has no body.
+	MaxAttempts int32 `protobuf:"varint,11,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
+	// Of a wait that an event ended: the trace that the event was sent with.
+	Trace         map[string]string `protobuf:"bytes,12,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3702,9 +3706,16 @@ func (x *StepState) GetEventAt() *timestamppb.Timestamp {
 	return nil
 }
 
-func (x *StepState) GetDeadlineAt() *timestamppb.Timestamp {
+func (x *StepState) GetMaxAttempts() int32 {
 	if x != nil {
-		return x.DeadlineAt
+		return x.MaxAttempts
+	}
+	return 0
+}
+
+func (x *StepState) GetTrace() map[string]string {
+	if x != nil {
+		return x.Trace
 	}
 	return nil
 }
@@ -4182,10 +4193,9 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x04name\x18\x02 \x01(\tR\x04name\"9\n" +
 	"\bHeldTask\x12\x17\n" +
 	"\atask_id\x18\x01 \x01(\x03R\x06taskId\x12\x14\n" +
-	"\x05fence\x18\x02 \x01(\x03R\x05fence\"L\n" +
-	"\x06Credit\x12,\n" +
-	"\x04kind\x18\x01 \x01(\x0e2\x18.stepwell.v1.HandlerKindR\x04kind\x12\x14\n" +
-	"\x05tasks\x18\x02 \x01(\x05R\x05tasks\"\t\n" +
+	"\x05fence\x18\x02 \x01(\x03R\x05fence\"*\n" +
+	"\x06Credit\x12\x14\n" +
+	"\x05tasks\x18\x02 \x01(\x05R\x05tasksJ\x04\b\x01\x10\x02R\x04kind\"\t\n" +
 	"\aTaskAck\"\x7f\n" +
 	"\bOpenStep\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n" +
@@ -4258,14 +4268,19 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\x04held\x18\r \x03(\v2\x15.stepwell.v1.HeldTaskR\x04held\x12G\n" +
 	"\x13default_step_policy\x18\x0e \x01(\v2\x17.stepwell.v1.StepPolicyR\x11defaultStepPolicy\x12\x1f\n" +
 	"\vdatabase_id\x18\x0f \x01(\tR\n" +
-	"databaseId\"\xed\x01\n" +
+	"databaseId\"\xdb\x02\n" +
 	"\x04Task\x121\n" +
 	"\ahandler\x18\x01 \x01(\v2\x17.stepwell.v1.HandlerRefR\ahandler\x12\x10\n" +
 	"\x03key\x18\x02 \x01(\tR\x03key\x12/\n" +
-	"\x06reason\x18\x03 \x01(\x0e2\x17.stepwell.v1.TaskReasonR\x06reason\x128\n" +
+	"\x06reason\x18\x03 \x01(\x0e2\x17.stepwell.v1.TaskReasonR\x06reason\x122\n" +
+	"\x05trace\x18\x04 \x03(\v2\x1c.stepwell.v1.Task.TraceEntryR\x05trace\x128\n" +
 	"\bworkflow\x18\n" +
 	" \x01(\v2\x1a.stepwell.v1.WorkflowInputH\x00R\bworkflow\x12,\n" +
-	"\x04hook\x18\v \x01(\v2\x16.stepwell.v1.HookInputH\x00R\x04hookB\a\n" +
+	"\x04hook\x18\v \x01(\v2\x16.stepwell.v1.HookInputH\x00R\x04hook\x1a8\n" +
+	"\n" +
+	"TraceEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01B\a\n" +
 	"\x05input\"\xf7\x02\n" +
 	"\rWorkflowInput\x12\x1d\n" +
 	"\n" +
@@ -4293,7 +4308,7 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"deadlineAt\"M\n" +
 	"\tTaskState\x12,\n" +
 	"\x05steps\x18\x01 \x03(\v2\x16.stepwell.v1.StepStateR\x05steps\x12\x12\n" +
-	"\x04more\x18\x02 \x01(\bR\x04more\"\xbd\x03\n" +
+	"\x04more\x18\x02 \x01(\bR\x04more\"\xa9\x04\n" +
 	"\tStepState\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12)\n" +
 	"\x04type\x18\x02 \x01(\x0e2\x15.stepwell.v1.StepTypeR\x04type\x12/\n" +
@@ -4304,10 +4319,14 @@ const file_stepwell_v1_workers_proto_rawDesc = "" +
 	"\awake_at\x18\a \x01(\v2\x1a.google.protobuf.TimestampR\x06wakeAt\x12\x1d\n" +
 	"\n" +
 	"event_type\x18\b \x01(\tR\teventType\x125\n" +
-	"\bevent_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\aeventAt\x12;\n" +
-	"\vdeadline_at\x18\n" +
-	" \x01(\v2\x1a.google.protobuf.TimestampR\n" +
-	"deadlineAt\"\x99\x01\n" +
+	"\bevent_at\x18\t \x01(\v2\x1a.google.protobuf.TimestampR\aeventAt\x12!\n" +
+	"\fmax_attempts\x18\v \x01(\x05R\vmaxAttempts\x127\n" +
+	"\x05trace\x18\f \x03(\v2!.stepwell.v1.StepState.TraceEntryR\x05trace\x1a8\n" +
+	"\n" +
+	"TraceEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01J\x04\b\n" +
+	"\x10\vR\vdeadline_at\"\x99\x01\n" +
 	"\x03Ack\x12%\n" +
 	"\x04stop\x18\x01 \x01(\x0e2\x11.stepwell.v1.StopR\x04stop\x12\x1a\n" +
 	"\breleased\x18\x02 \x01(\bR\breleased\x123\n" +
@@ -4370,7 +4389,7 @@ func file_stepwell_v1_workers_proto_rawDescGZIP() []byte {
 }
 
 var file_stepwell_v1_workers_proto_enumTypes = make([]protoimpl.EnumInfo, 3)
-var file_stepwell_v1_workers_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
+var file_stepwell_v1_workers_proto_msgTypes = make([]protoimpl.MessageInfo, 52)
 var file_stepwell_v1_workers_proto_goTypes = []any{
 	(HandlerKind)(0),                 // 0: stepwell.v1.HandlerKind
 	(TaskReason)(0),                  // 1: stepwell.v1.TaskReason
@@ -4425,23 +4444,25 @@ var file_stepwell_v1_workers_proto_goTypes = []any{
 	(*Cancel)(nil),                   // 50: stepwell.v1.Cancel
 	(*Drain)(nil),                    // 51: stepwell.v1.Drain
 	(*ServerHeartbeat)(nil),          // 52: stepwell.v1.ServerHeartbeat
-	(*durationpb.Duration)(nil),      // 53: google.protobuf.Duration
-	(*timestamppb.Timestamp)(nil),    // 54: google.protobuf.Timestamp
-	(*ItemError)(nil),                // 55: stepwell.v1.ItemError
-	(*RetryPolicy)(nil),              // 56: stepwell.v1.RetryPolicy
-	(*Payload)(nil),                  // 57: stepwell.v1.Payload
-	(*Failure)(nil),                  // 58: stepwell.v1.Failure
-	(*Limits)(nil),                   // 59: stepwell.v1.Limits
-	(StepType)(0),                    // 60: stepwell.v1.StepType
-	(StepStatus)(0),                  // 61: stepwell.v1.StepStatus
-	(ErrorReason)(0),                 // 62: stepwell.v1.ErrorReason
+	nil,                              // 53: stepwell.v1.Task.TraceEntry
+	nil,                              // 54: stepwell.v1.StepState.TraceEntry
+	(*durationpb.Duration)(nil),      // 55: google.protobuf.Duration
+	(*timestamppb.Timestamp)(nil),    // 56: google.protobuf.Timestamp
+	(*ItemError)(nil),                // 57: stepwell.v1.ItemError
+	(*RetryPolicy)(nil),              // 58: stepwell.v1.RetryPolicy
+	(*Payload)(nil),                  // 59: stepwell.v1.Payload
+	(*Failure)(nil),                  // 60: stepwell.v1.Failure
+	(*Limits)(nil),                   // 61: stepwell.v1.Limits
+	(StepType)(0),                    // 62: stepwell.v1.StepType
+	(StepStatus)(0),                  // 63: stepwell.v1.StepStatus
+	(ErrorReason)(0),                 // 64: stepwell.v1.ErrorReason
 }
 var file_stepwell_v1_workers_proto_depIdxs = []int32{
 	18,  // 0: stepwell.v1.ConnectRequest.frames:type_name -> stepwell.v1.WorkerFrame
 	19,  // 1: stepwell.v1.ConnectResponse.frames:type_name -> stepwell.v1.ServerFrame
 	20,  // 2: stepwell.v1.RegisterHandlersRequest.hello:type_name -> stepwell.v1.Hello
 	41,  // 3: stepwell.v1.RegisterHandlersResponse.welcome:type_name -> stepwell.v1.Welcome
-	53,  // 4: stepwell.v1.ClaimTasksRequest.wait:type_name -> google.protobuf.Duration
+	55,  // 4: stepwell.v1.ClaimTasksRequest.wait:type_name -> google.protobuf.Duration
 	24,  // 5: stepwell.v1.ClaimTasksRequest.handlers:type_name -> stepwell.v1.HandlerRef
 	19,  // 6: stepwell.v1.ClaimTasksResponse.frames:type_name -> stepwell.v1.ServerFrame
 	25,  // 7: stepwell.v1.RenewTasksRequest.tasks:type_name -> stepwell.v1.HeldTask
@@ -4450,11 +4471,11 @@ var file_stepwell_v1_workers_proto_depIdxs = []int32{
 	18,  // 10: stepwell.v1.CommitTaskRequest.frames:type_name -> stepwell.v1.WorkerFrame
 	19,  // 11: stepwell.v1.CommitTaskResponse.frames:type_name -> stepwell.v1.ServerFrame
 	16,  // 12: stepwell.v1.ListWorkersResponse.workers:type_name -> stepwell.v1.Worker
-	54,  // 13: stepwell.v1.Worker.connected_at:type_name -> google.protobuf.Timestamp
+	56,  // 13: stepwell.v1.Worker.connected_at:type_name -> google.protobuf.Timestamp
 	24,  // 14: stepwell.v1.Worker.handlers:type_name -> stepwell.v1.HandlerRef
 	17,  // 15: stepwell.v1.Worker.tasks:type_name -> stepwell.v1.RunningTask
 	24,  // 16: stepwell.v1.RunningTask.handler:type_name -> stepwell.v1.HandlerRef
-	54,  // 17: stepwell.v1.RunningTask.claimed_at:type_name -> google.protobuf.Timestamp
+	56,  // 17: stepwell.v1.RunningTask.claimed_at:type_name -> google.protobuf.Timestamp
 	28,  // 18: stepwell.v1.WorkerFrame.opens:type_name -> stepwell.v1.OpenStep
 	20,  // 19: stepwell.v1.WorkerFrame.hello:type_name -> stepwell.v1.Hello
 	26,  // 20: stepwell.v1.WorkerFrame.credit:type_name -> stepwell.v1.Credit
@@ -4478,62 +4499,62 @@ var file_stepwell_v1_workers_proto_depIdxs = []int32{
 	50,  // 38: stepwell.v1.ServerFrame.cancel:type_name -> stepwell.v1.Cancel
 	51,  // 39: stepwell.v1.ServerFrame.drain:type_name -> stepwell.v1.Drain
 	52,  // 40: stepwell.v1.ServerFrame.heartbeat:type_name -> stepwell.v1.ServerHeartbeat
-	55,  // 41: stepwell.v1.ServerFrame.refused:type_name -> stepwell.v1.ItemError
+	57,  // 41: stepwell.v1.ServerFrame.refused:type_name -> stepwell.v1.ItemError
 	21,  // 42: stepwell.v1.Hello.handlers:type_name -> stepwell.v1.Handler
 	25,  // 43: stepwell.v1.Hello.held:type_name -> stepwell.v1.HeldTask
 	0,   // 44: stepwell.v1.Handler.kind:type_name -> stepwell.v1.HandlerKind
 	22,  // 45: stepwell.v1.Handler.workflow:type_name -> stepwell.v1.WorkflowDefinition
 	23,  // 46: stepwell.v1.Handler.hook:type_name -> stepwell.v1.HookDefinition
 	0,   // 47: stepwell.v1.HandlerRef.kind:type_name -> stepwell.v1.HandlerKind
-	0,   // 48: stepwell.v1.Credit.kind:type_name -> stepwell.v1.HandlerKind
-	29,  // 49: stepwell.v1.OpenStep.policy:type_name -> stepwell.v1.StepPolicy
-	56,  // 50: stepwell.v1.StepPolicy.retry:type_name -> stepwell.v1.RetryPolicy
-	53,  // 51: stepwell.v1.StepPolicy.timeout:type_name -> google.protobuf.Duration
-	57,  // 52: stepwell.v1.StepDone.result:type_name -> stepwell.v1.Payload
-	29,  // 53: stepwell.v1.StepDone.policy:type_name -> stepwell.v1.StepPolicy
-	58,  // 54: stepwell.v1.StepFailed.failure:type_name -> stepwell.v1.Failure
-	29,  // 55: stepwell.v1.StepFailed.policy:type_name -> stepwell.v1.StepPolicy
-	53,  // 56: stepwell.v1.Wait.sleep:type_name -> google.protobuf.Duration
-	54,  // 57: stepwell.v1.Wait.sleep_until:type_name -> google.protobuf.Timestamp
-	33,  // 58: stepwell.v1.Wait.event:type_name -> stepwell.v1.EventWait
-	53,  // 59: stepwell.v1.EventWait.timeout:type_name -> google.protobuf.Duration
-	57,  // 60: stepwell.v1.Finish.output:type_name -> stepwell.v1.Payload
-	58,  // 61: stepwell.v1.Finish.failure:type_name -> stepwell.v1.Failure
-	58,  // 62: stepwell.v1.Outcome.failure:type_name -> stepwell.v1.Failure
-	25,  // 63: stepwell.v1.Heartbeat.held:type_name -> stepwell.v1.HeldTask
-	54,  // 64: stepwell.v1.Welcome.now:type_name -> google.protobuf.Timestamp
-	59,  // 65: stepwell.v1.Welcome.limits:type_name -> stepwell.v1.Limits
-	53,  // 66: stepwell.v1.Welcome.lease:type_name -> google.protobuf.Duration
-	53,  // 67: stepwell.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
-	53,  // 68: stepwell.v1.Welcome.ack_window:type_name -> google.protobuf.Duration
-	53,  // 69: stepwell.v1.Welcome.reconnect_grace:type_name -> google.protobuf.Duration
-	25,  // 70: stepwell.v1.Welcome.held:type_name -> stepwell.v1.HeldTask
-	29,  // 71: stepwell.v1.Welcome.default_step_policy:type_name -> stepwell.v1.StepPolicy
-	24,  // 72: stepwell.v1.Task.handler:type_name -> stepwell.v1.HandlerRef
-	1,   // 73: stepwell.v1.Task.reason:type_name -> stepwell.v1.TaskReason
+	29,  // 48: stepwell.v1.OpenStep.policy:type_name -> stepwell.v1.StepPolicy
+	58,  // 49: stepwell.v1.StepPolicy.retry:type_name -> stepwell.v1.RetryPolicy
+	55,  // 50: stepwell.v1.StepPolicy.timeout:type_name -> google.protobuf.Duration
+	59,  // 51: stepwell.v1.StepDone.result:type_name -> stepwell.v1.Payload
+	29,  // 52: stepwell.v1.StepDone.policy:type_name -> stepwell.v1.StepPolicy
+	60,  // 53: stepwell.v1.StepFailed.failure:type_name -> stepwell.v1.Failure
+	29,  // 54: stepwell.v1.StepFailed.policy:type_name -> stepwell.v1.StepPolicy
+	55,  // 55: stepwell.v1.Wait.sleep:type_name -> google.protobuf.Duration
+	56,  // 56: stepwell.v1.Wait.sleep_until:type_name -> google.protobuf.Timestamp
+	33,  // 57: stepwell.v1.Wait.event:type_name -> stepwell.v1.EventWait
+	55,  // 58: stepwell.v1.EventWait.timeout:type_name -> google.protobuf.Duration
+	59,  // 59: stepwell.v1.Finish.output:type_name -> stepwell.v1.Payload
+	60,  // 60: stepwell.v1.Finish.failure:type_name -> stepwell.v1.Failure
+	60,  // 61: stepwell.v1.Outcome.failure:type_name -> stepwell.v1.Failure
+	25,  // 62: stepwell.v1.Heartbeat.held:type_name -> stepwell.v1.HeldTask
+	56,  // 63: stepwell.v1.Welcome.now:type_name -> google.protobuf.Timestamp
+	61,  // 64: stepwell.v1.Welcome.limits:type_name -> stepwell.v1.Limits
+	55,  // 65: stepwell.v1.Welcome.lease:type_name -> google.protobuf.Duration
+	55,  // 66: stepwell.v1.Welcome.heartbeat_interval:type_name -> google.protobuf.Duration
+	55,  // 67: stepwell.v1.Welcome.ack_window:type_name -> google.protobuf.Duration
+	55,  // 68: stepwell.v1.Welcome.reconnect_grace:type_name -> google.protobuf.Duration
+	25,  // 69: stepwell.v1.Welcome.held:type_name -> stepwell.v1.HeldTask
+	29,  // 70: stepwell.v1.Welcome.default_step_policy:type_name -> stepwell.v1.StepPolicy
+	24,  // 71: stepwell.v1.Task.handler:type_name -> stepwell.v1.HandlerRef
+	1,   // 72: stepwell.v1.Task.reason:type_name -> stepwell.v1.TaskReason
+	53,  // 73: stepwell.v1.Task.trace:type_name -> stepwell.v1.Task.TraceEntry
 	43,  // 74: stepwell.v1.Task.workflow:type_name -> stepwell.v1.WorkflowInput
 	44,  // 75: stepwell.v1.Task.hook:type_name -> stepwell.v1.HookInput
-	57,  // 76: stepwell.v1.WorkflowInput.params:type_name -> stepwell.v1.Payload
-	54,  // 77: stepwell.v1.WorkflowInput.created_at:type_name -> google.protobuf.Timestamp
+	59,  // 76: stepwell.v1.WorkflowInput.params:type_name -> stepwell.v1.Payload
+	56,  // 77: stepwell.v1.WorkflowInput.created_at:type_name -> google.protobuf.Timestamp
 	46,  // 78: stepwell.v1.WorkflowInput.steps:type_name -> stepwell.v1.StepState
-	57,  // 79: stepwell.v1.HookInput.payload:type_name -> stepwell.v1.Payload
-	54,  // 80: stepwell.v1.HookInput.created_at:type_name -> google.protobuf.Timestamp
-	53,  // 81: stepwell.v1.HookInput.timeout:type_name -> google.protobuf.Duration
-	54,  // 82: stepwell.v1.HookInput.deadline_at:type_name -> google.protobuf.Timestamp
+	59,  // 79: stepwell.v1.HookInput.payload:type_name -> stepwell.v1.Payload
+	56,  // 80: stepwell.v1.HookInput.created_at:type_name -> google.protobuf.Timestamp
+	55,  // 81: stepwell.v1.HookInput.timeout:type_name -> google.protobuf.Duration
+	56,  // 82: stepwell.v1.HookInput.deadline_at:type_name -> google.protobuf.Timestamp
 	46,  // 83: stepwell.v1.TaskState.steps:type_name -> stepwell.v1.StepState
-	60,  // 84: stepwell.v1.StepState.type:type_name -> stepwell.v1.StepType
-	61,  // 85: stepwell.v1.StepState.status:type_name -> stepwell.v1.StepStatus
-	57,  // 86: stepwell.v1.StepState.result:type_name -> stepwell.v1.Payload
-	58,  // 87: stepwell.v1.StepState.failure:type_name -> stepwell.v1.Failure
-	54,  // 88: stepwell.v1.StepState.wake_at:type_name -> google.protobuf.Timestamp
-	54,  // 89: stepwell.v1.StepState.event_at:type_name -> google.protobuf.Timestamp
-	54,  // 90: stepwell.v1.StepState.deadline_at:type_name -> google.protobuf.Timestamp
+	62,  // 84: stepwell.v1.StepState.type:type_name -> stepwell.v1.StepType
+	63,  // 85: stepwell.v1.StepState.status:type_name -> stepwell.v1.StepStatus
+	59,  // 86: stepwell.v1.StepState.result:type_name -> stepwell.v1.Payload
+	60,  // 87: stepwell.v1.StepState.failure:type_name -> stepwell.v1.Failure
+	56,  // 88: stepwell.v1.StepState.wake_at:type_name -> google.protobuf.Timestamp
+	56,  // 89: stepwell.v1.StepState.event_at:type_name -> google.protobuf.Timestamp
+	54,  // 90: stepwell.v1.StepState.trace:type_name -> stepwell.v1.StepState.TraceEntry
 	2,   // 91: stepwell.v1.Ack.stop:type_name -> stepwell.v1.Stop
-	54,  // 92: stepwell.v1.Ack.wake_at:type_name -> google.protobuf.Timestamp
-	62,  // 93: stepwell.v1.Stale.reason:type_name -> stepwell.v1.ErrorReason
+	56,  // 92: stepwell.v1.Ack.wake_at:type_name -> google.protobuf.Timestamp
+	64,  // 93: stepwell.v1.Stale.reason:type_name -> stepwell.v1.ErrorReason
 	46,  // 94: stepwell.v1.Resolved.steps:type_name -> stepwell.v1.StepState
-	53,  // 95: stepwell.v1.Drain.deadline:type_name -> google.protobuf.Duration
-	54,  // 96: stepwell.v1.ServerHeartbeat.now:type_name -> google.protobuf.Timestamp
+	55,  // 95: stepwell.v1.Drain.deadline:type_name -> google.protobuf.Duration
+	56,  // 96: stepwell.v1.ServerHeartbeat.now:type_name -> google.protobuf.Timestamp
 	3,   // 97: stepwell.v1.WorkerService.Connect:input_type -> stepwell.v1.ConnectRequest
 	5,   // 98: stepwell.v1.WorkerService.RegisterHandlers:input_type -> stepwell.v1.RegisterHandlersRequest
 	7,   // 99: stepwell.v1.WorkerService.ClaimTasks:input_type -> stepwell.v1.ClaimTasksRequest
@@ -4615,7 +4636,7 @@ func file_stepwell_v1_workers_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepwell_v1_workers_proto_rawDesc), len(file_stepwell_v1_workers_proto_rawDesc)),
 			NumEnums:      3,
-			NumMessages:   50,
+			NumMessages:   52,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

@@ -230,7 +230,7 @@ type InstanceView int32
 const (
 	// Not said: the method's default applies.
 	InstanceView_INSTANCE_VIEW_UNSPECIFIED InstanceView = 0
-	// Everything but params and output.
+	// Everything but params, output and trace.
 	InstanceView_INSTANCE_VIEW_BASIC InstanceView = 1
 	// Everything.
 	InstanceView_INSTANCE_VIEW_FULL InstanceView = 2
@@ -520,7 +520,12 @@ type CreateInstanceRequest struct {
 	Wait *durationpb.Duration `protobuf:"bytes,6,opt,name=wait,proto3" json:"wait,omitempty"`
 	// Makes the call safe to repeat, for at least 24 hours: the same id with the same body gives the same answer, with another
 	// body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters. Optional.
-	RequestId     string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,7,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Trace that this call is part of, by the names of W3C Trace Context and Baggage: "traceparent", "tracestate", "baggage". It is
+	// stored and handed to the code that is executed, unread. At most 8 entries and 4,096 bytes in all; names are 1 to 64 lower-case
+	// letters, digits, "-" or "_", values printable ASCII (INVALID_FIELD). A repetition of the call may bring another one: it is
+	// the same request, and the first trace stands. Optional.
+	Trace         map[string]string `protobuf:"bytes,8,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -602,6 +607,13 @@ func (x *CreateInstanceRequest) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *CreateInstanceRequest) GetTrace() map[string]string {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
 }
 
 // CreateInstanceResponse is the instance as it was stored or, after a wait, as it is now.
@@ -727,7 +739,9 @@ type CreateInstancesItem struct {
 	// Labels, as in CreateInstanceRequest.
 	Labels map[string]string `protobuf:"bytes,4,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	// Makes this item safe to repeat, as in CreateInstanceRequest. Optional.
-	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Trace that this call is part of, as in CreateInstanceRequest. Optional.
+	Trace         map[string]string `protobuf:"bytes,6,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -795,6 +809,13 @@ func (x *CreateInstancesItem) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *CreateInstancesItem) GetTrace() map[string]string {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
 }
 
 // CreateInstancesResponse answers item by item.
@@ -1749,7 +1770,9 @@ type SendEventRequest struct {
 	// What the waiting step gets. Unset: no payload.
 	Payload *Payload `protobuf:"bytes,5,opt,name=payload,proto3" json:"payload,omitempty"`
 	// Makes the call safe to repeat for 24 hours, as in CreateInstanceRequest. Optional.
-	RequestId     string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Trace that this call is part of, as in CreateInstanceRequest. Optional.
+	Trace         map[string]string `protobuf:"bytes,7,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1824,6 +1847,13 @@ func (x *SendEventRequest) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *SendEventRequest) GetTrace() map[string]string {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
 }
 
 // SendEventResponse says that the event is stored.
@@ -1949,7 +1979,9 @@ type SendEventsItem struct {
 	// Payload, as in SendEventRequest.
 	Payload *Payload `protobuf:"bytes,4,opt,name=payload,proto3" json:"payload,omitempty"`
 	// Makes this item safe to repeat, as in CreateInstanceRequest. Optional.
-	RequestId     string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,5,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// Trace that this call is part of, as in CreateInstanceRequest. Optional.
+	Trace         map[string]string `protobuf:"bytes,6,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2017,6 +2049,13 @@ func (x *SendEventsItem) GetRequestId() string {
 		return x.RequestId
 	}
 	return ""
+}
+
+func (x *SendEventsItem) GetTrace() map[string]string {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
 }
 
 // SendEventsResponse answers item by item.
@@ -2904,7 +2943,9 @@ type Instance struct {
 	// When it goes on by itself, at the latest: the end of a sleep, a retry, or the last instant for an event. Set if status is WAITING.
 	WakeAt *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=wake_at,json=wakeAt,proto3" json:"wake_at,omitempty"`
 	// Grows with every change of the instance or its steps. For WatchInstances.
-	Revision      int64 `protobuf:"varint,15,opt,name=revision,proto3" json:"revision,omitempty"`
+	Revision int64 `protobuf:"varint,15,opt,name=revision,proto3" json:"revision,omitempty"`
+	// Trace it was created with. Not in INSTANCE_VIEW_BASIC.
+	Trace         map[string]string `protobuf:"bytes,16,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -3042,6 +3083,13 @@ func (x *Instance) GetRevision() int64 {
 		return x.Revision
 	}
 	return 0
+}
+
+func (x *Instance) GetTrace() map[string]string {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
 }
 
 // HistoryEntry is a step or an event of a run.
@@ -3300,8 +3348,10 @@ type Event struct {
 	DeliveredAt *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=delivered_at,json=deliveredAt,proto3" json:"delivered_at,omitempty"`
 	// Name of the step that took it.
 	ConsumedByStep string `protobuf:"bytes,6,opt,name=consumed_by_step,json=consumedByStep,proto3" json:"consumed_by_step,omitempty"`
-	unknownFields  protoimpl.UnknownFields
-	sizeCache      protoimpl.SizeCache
+	// Trace it was sent with. Unset where a call says that it leaves the payload out.
+	Trace         map[string]string `protobuf:"bytes,7,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Event) Reset() {
@@ -3376,6 +3426,13 @@ func (x *Event) GetConsumedByStep() string {
 	return ""
 }
 
+func (x *Event) GetTrace() map[string]string {
+	if x != nil {
+		return x.Trace
+	}
+	return nil
+}
+
 var File_stepwell_v1_workflows_proto protoreflect.FileDescriptor
 
 const file_stepwell_v1_workflows_proto_rawDesc = "" +
@@ -3388,7 +3445,7 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"page_token\x18\x03 \x01(\tR\tpageToken\"t\n" +
 	"\x15ListWorkflowsResponse\x123\n" +
 	"\tworkflows\x18\x01 \x03(\v2\x15.stepwell.v1.WorkflowR\tworkflows\x12&\n" +
-	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xf1\x02\n" +
+	"\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\xf0\x03\n" +
 	"\x15CreateInstanceRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1a\n" +
 	"\bworkflow\x18\x02 \x01(\tR\bworkflow\x12\x1f\n" +
@@ -3398,8 +3455,13 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\x06labels\x18\x05 \x03(\v2..stepwell.v1.CreateInstanceRequest.LabelsEntryR\x06labels\x12-\n" +
 	"\x04wait\x18\x06 \x01(\v2\x19.google.protobuf.DurationR\x04wait\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\a \x01(\tR\trequestId\x1a9\n" +
+	"request_id\x18\a \x01(\tR\trequestId\x12C\n" +
+	"\x05trace\x18\b \x03(\v2-.stepwell.v1.CreateInstanceRequest.TraceEntryR\x05trace\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a8\n" +
+	"\n" +
+	"TraceEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"K\n" +
 	"\x16CreateInstanceResponse\x121\n" +
@@ -3408,7 +3470,7 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x126\n" +
 	"\x05items\x18\x02 \x03(\v2 .stepwell.v1.CreateInstancesItemR\x05items\x128\n" +
 	"\von_existing\x18\x03 \x01(\x0e2\x17.stepwell.v1.OnExistingR\n" +
-	"onExisting\"\xa0\x02\n" +
+	"onExisting\"\x9d\x03\n" +
 	"\x13CreateInstancesItem\x12\x1a\n" +
 	"\bworkflow\x18\x01 \x01(\tR\bworkflow\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -3416,8 +3478,13 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\x06params\x18\x03 \x01(\v2\x14.stepwell.v1.PayloadR\x06params\x12D\n" +
 	"\x06labels\x18\x04 \x03(\v2,.stepwell.v1.CreateInstancesItem.LabelsEntryR\x06labels\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\x1a9\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\x12A\n" +
+	"\x05trace\x18\x06 \x03(\v2+.stepwell.v1.CreateInstancesItem.TraceEntryR\x05trace\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a8\n" +
+	"\n" +
+	"TraceEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"W\n" +
 	"\x17CreateInstancesResponse\x12<\n" +
@@ -3490,7 +3557,7 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\n" +
 	"request_id\x18\x05 \x01(\tR\trequestId\"L\n" +
 	"\x17RestartInstanceResponse\x121\n" +
-	"\binstance\x18\x01 \x01(\v2\x15.stepwell.v1.InstanceR\binstance\"\xd0\x01\n" +
+	"\binstance\x18\x01 \x01(\v2\x15.stepwell.v1.InstanceR\binstance\"\xca\x02\n" +
 	"\x10SendEventRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1a\n" +
 	"\bworkflow\x18\x02 \x01(\tR\bworkflow\x12\x1f\n" +
@@ -3499,13 +3566,18 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\x04type\x18\x04 \x01(\tR\x04type\x12.\n" +
 	"\apayload\x18\x05 \x01(\v2\x14.stepwell.v1.PayloadR\apayload\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x06 \x01(\tR\trequestId\"r\n" +
+	"request_id\x18\x06 \x01(\tR\trequestId\x12>\n" +
+	"\x05trace\x18\a \x03(\v2(.stepwell.v1.SendEventRequest.TraceEntryR\x05trace\x1a8\n" +
+	"\n" +
+	"TraceEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"r\n" +
 	"\x11SendEventResponse\x12(\n" +
 	"\x05event\x18\x01 \x01(\v2\x12.stepwell.v1.EventR\x05event\x123\n" +
 	"\x06status\x18\x02 \x01(\x0e2\x1b.stepwell.v1.InstanceStatusR\x06status\"d\n" +
 	"\x11SendEventsRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x121\n" +
-	"\x05items\x18\x02 \x03(\v2\x1b.stepwell.v1.SendEventsItemR\x05items\"\xb0\x01\n" +
+	"\x05items\x18\x02 \x03(\v2\x1b.stepwell.v1.SendEventsItemR\x05items\"\xa8\x02\n" +
 	"\x0eSendEventsItem\x12\x1a\n" +
 	"\bworkflow\x18\x01 \x01(\tR\bworkflow\x12\x1f\n" +
 	"\vinstance_id\x18\x02 \x01(\tR\n" +
@@ -3513,7 +3585,12 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\x04type\x18\x03 \x01(\tR\x04type\x12.\n" +
 	"\apayload\x18\x04 \x01(\v2\x14.stepwell.v1.PayloadR\apayload\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x05 \x01(\tR\trequestId\"M\n" +
+	"request_id\x18\x05 \x01(\tR\trequestId\x12<\n" +
+	"\x05trace\x18\x06 \x03(\v2&.stepwell.v1.SendEventsItem.TraceEntryR\x05trace\x1a8\n" +
+	"\n" +
+	"TraceEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"M\n" +
 	"\x12SendEventsResponse\x127\n" +
 	"\aresults\x18\x01 \x03(\v2\x1d.stepwell.v1.SendEventsResultR\aresults\"\x86\x01\n" +
 	"\x10SendEventsResult\x128\n" +
@@ -3574,7 +3651,7 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\vdescription\x18\x02 \x01(\tR\vdescription\x129\n" +
 	"\n" +
 	"created_at\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12!\n" +
-	"\fworker_count\x18\x04 \x01(\x05R\vworkerCount\"\xf4\x05\n" +
+	"\fworker_count\x18\x04 \x01(\x05R\vworkerCount\"\xe6\x06\n" +
 	"\bInstance\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1a\n" +
 	"\bworkflow\x18\x02 \x01(\tR\bworkflow\x12\x1f\n" +
@@ -3596,8 +3673,13 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"started_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tstartedAt\x125\n" +
 	"\bended_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\aendedAt\x123\n" +
 	"\awake_at\x18\x0e \x01(\v2\x1a.google.protobuf.TimestampR\x06wakeAt\x12\x1a\n" +
-	"\brevision\x18\x0f \x01(\x03R\brevision\x1a9\n" +
+	"\brevision\x18\x0f \x01(\x03R\brevision\x126\n" +
+	"\x05trace\x18\x10 \x03(\v2 .stepwell.v1.Instance.TraceEntryR\x05trace\x1a9\n" +
 	"\vLabelsEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\x1a8\n" +
+	"\n" +
+	"TraceEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01\"l\n" +
 	"\fHistoryEntry\x12'\n" +
@@ -3622,7 +3704,7 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"created_at\x18\f \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x129\n" +
 	"\n" +
 	"updated_at\x18\r \x01(\v2\x1a.google.protobuf.TimestampR\tupdatedAtB\x0f\n" +
-	"\r_max_attempts\"\x8a\x02\n" +
+	"\r_max_attempts\"\xf9\x02\n" +
 	"\x05Event\x12\x19\n" +
 	"\bevent_id\x18\x01 \x01(\x03R\aeventId\x12\x12\n" +
 	"\x04type\x18\x02 \x01(\tR\x04type\x12.\n" +
@@ -3630,7 +3712,12 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\n" +
 	"created_at\x18\x04 \x01(\v2\x1a.google.protobuf.TimestampR\tcreatedAt\x12=\n" +
 	"\fdelivered_at\x18\x05 \x01(\v2\x1a.google.protobuf.TimestampR\vdeliveredAt\x12(\n" +
-	"\x10consumed_by_step\x18\x06 \x01(\tR\x0econsumedByStep*\xa5\x02\n" +
+	"\x10consumed_by_step\x18\x06 \x01(\tR\x0econsumedByStep\x123\n" +
+	"\x05trace\x18\a \x03(\v2\x1d.stepwell.v1.Event.TraceEntryR\x05trace\x1a8\n" +
+	"\n" +
+	"TraceEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\xa5\x02\n" +
 	"\x0eInstanceStatus\x12\x1f\n" +
 	"\x1bINSTANCE_STATUS_UNSPECIFIED\x10\x00\x12\x1a\n" +
 	"\x16INSTANCE_STATUS_QUEUED\x10\x01\x12\x1b\n" +
@@ -3699,7 +3786,7 @@ func file_stepwell_v1_workflows_proto_rawDescGZIP() []byte {
 }
 
 var file_stepwell_v1_workflows_proto_enumTypes = make([]protoimpl.EnumInfo, 6)
-var file_stepwell_v1_workflows_proto_msgTypes = make([]protoimpl.MessageInfo, 44)
+var file_stepwell_v1_workflows_proto_msgTypes = make([]protoimpl.MessageInfo, 50)
 var file_stepwell_v1_workflows_proto_goTypes = []any{
 	(InstanceStatus)(0),               // 0: stepwell.v1.InstanceStatus
 	(StepType)(0),                     // 1: stepwell.v1.StepType
@@ -3748,120 +3835,132 @@ var file_stepwell_v1_workflows_proto_goTypes = []any{
 	(*Step)(nil),                      // 44: stepwell.v1.Step
 	(*Event)(nil),                     // 45: stepwell.v1.Event
 	nil,                               // 46: stepwell.v1.CreateInstanceRequest.LabelsEntry
-	nil,                               // 47: stepwell.v1.CreateInstancesItem.LabelsEntry
-	nil,                               // 48: stepwell.v1.ListInstancesRequest.LabelsEntry
-	nil,                               // 49: stepwell.v1.Instance.LabelsEntry
-	(*Payload)(nil),                   // 50: stepwell.v1.Payload
-	(*durationpb.Duration)(nil),       // 51: google.protobuf.Duration
-	(*ItemError)(nil),                 // 52: stepwell.v1.ItemError
-	(*timestamppb.Timestamp)(nil),     // 53: google.protobuf.Timestamp
-	(*Failure)(nil),                   // 54: stepwell.v1.Failure
+	nil,                               // 47: stepwell.v1.CreateInstanceRequest.TraceEntry
+	nil,                               // 48: stepwell.v1.CreateInstancesItem.LabelsEntry
+	nil,                               // 49: stepwell.v1.CreateInstancesItem.TraceEntry
+	nil,                               // 50: stepwell.v1.ListInstancesRequest.LabelsEntry
+	nil,                               // 51: stepwell.v1.SendEventRequest.TraceEntry
+	nil,                               // 52: stepwell.v1.SendEventsItem.TraceEntry
+	nil,                               // 53: stepwell.v1.Instance.LabelsEntry
+	nil,                               // 54: stepwell.v1.Instance.TraceEntry
+	nil,                               // 55: stepwell.v1.Event.TraceEntry
+	(*Payload)(nil),                   // 56: stepwell.v1.Payload
+	(*durationpb.Duration)(nil),       // 57: google.protobuf.Duration
+	(*ItemError)(nil),                 // 58: stepwell.v1.ItemError
+	(*timestamppb.Timestamp)(nil),     // 59: google.protobuf.Timestamp
+	(*Failure)(nil),                   // 60: stepwell.v1.Failure
 }
 var file_stepwell_v1_workflows_proto_depIdxs = []int32{
 	41, // 0: stepwell.v1.ListWorkflowsResponse.workflows:type_name -> stepwell.v1.Workflow
-	50, // 1: stepwell.v1.CreateInstanceRequest.params:type_name -> stepwell.v1.Payload
+	56, // 1: stepwell.v1.CreateInstanceRequest.params:type_name -> stepwell.v1.Payload
 	46, // 2: stepwell.v1.CreateInstanceRequest.labels:type_name -> stepwell.v1.CreateInstanceRequest.LabelsEntry
-	51, // 3: stepwell.v1.CreateInstanceRequest.wait:type_name -> google.protobuf.Duration
-	42, // 4: stepwell.v1.CreateInstanceResponse.instance:type_name -> stepwell.v1.Instance
-	11, // 5: stepwell.v1.CreateInstancesRequest.items:type_name -> stepwell.v1.CreateInstancesItem
-	5,  // 6: stepwell.v1.CreateInstancesRequest.on_existing:type_name -> stepwell.v1.OnExisting
-	50, // 7: stepwell.v1.CreateInstancesItem.params:type_name -> stepwell.v1.Payload
-	47, // 8: stepwell.v1.CreateInstancesItem.labels:type_name -> stepwell.v1.CreateInstancesItem.LabelsEntry
-	13, // 9: stepwell.v1.CreateInstancesResponse.results:type_name -> stepwell.v1.CreateInstancesResult
-	42, // 10: stepwell.v1.CreateInstancesResult.instance:type_name -> stepwell.v1.Instance
-	52, // 11: stepwell.v1.CreateInstancesResult.error:type_name -> stepwell.v1.ItemError
-	3,  // 12: stepwell.v1.GetInstanceRequest.view:type_name -> stepwell.v1.InstanceView
-	42, // 13: stepwell.v1.GetInstanceResponse.instance:type_name -> stepwell.v1.Instance
-	0,  // 14: stepwell.v1.ListInstancesRequest.statuses:type_name -> stepwell.v1.InstanceStatus
-	48, // 15: stepwell.v1.ListInstancesRequest.labels:type_name -> stepwell.v1.ListInstancesRequest.LabelsEntry
-	53, // 16: stepwell.v1.ListInstancesRequest.created_from:type_name -> google.protobuf.Timestamp
-	53, // 17: stepwell.v1.ListInstancesRequest.created_before:type_name -> google.protobuf.Timestamp
-	3,  // 18: stepwell.v1.ListInstancesRequest.view:type_name -> stepwell.v1.InstanceView
-	4,  // 19: stepwell.v1.ListInstancesRequest.order:type_name -> stepwell.v1.ListOrder
-	42, // 20: stepwell.v1.ListInstancesResponse.instances:type_name -> stepwell.v1.Instance
-	42, // 21: stepwell.v1.PauseInstanceResponse.instance:type_name -> stepwell.v1.Instance
-	42, // 22: stepwell.v1.ResumeInstanceResponse.instance:type_name -> stepwell.v1.Instance
-	42, // 23: stepwell.v1.TerminateInstanceResponse.instance:type_name -> stepwell.v1.Instance
-	42, // 24: stepwell.v1.RestartInstanceResponse.instance:type_name -> stepwell.v1.Instance
-	50, // 25: stepwell.v1.SendEventRequest.payload:type_name -> stepwell.v1.Payload
-	45, // 26: stepwell.v1.SendEventResponse.event:type_name -> stepwell.v1.Event
-	0,  // 27: stepwell.v1.SendEventResponse.status:type_name -> stepwell.v1.InstanceStatus
-	29, // 28: stepwell.v1.SendEventsRequest.items:type_name -> stepwell.v1.SendEventsItem
-	50, // 29: stepwell.v1.SendEventsItem.payload:type_name -> stepwell.v1.Payload
-	31, // 30: stepwell.v1.SendEventsResponse.results:type_name -> stepwell.v1.SendEventsResult
-	27, // 31: stepwell.v1.SendEventsResult.stored:type_name -> stepwell.v1.SendEventResponse
-	52, // 32: stepwell.v1.SendEventsResult.error:type_name -> stepwell.v1.ItemError
-	4,  // 33: stepwell.v1.GetHistoryRequest.order:type_name -> stepwell.v1.ListOrder
-	43, // 34: stepwell.v1.GetHistoryResponse.entries:type_name -> stepwell.v1.HistoryEntry
-	51, // 35: stepwell.v1.WaitInstanceRequest.timeout:type_name -> google.protobuf.Duration
-	42, // 36: stepwell.v1.WaitInstanceResponse.instance:type_name -> stepwell.v1.Instance
-	37, // 37: stepwell.v1.WatchInstancesRequest.add:type_name -> stepwell.v1.WatchTarget
-	37, // 38: stepwell.v1.WatchInstancesRequest.drop:type_name -> stepwell.v1.WatchTarget
-	39, // 39: stepwell.v1.WatchInstancesResponse.changes:type_name -> stepwell.v1.InstanceChange
-	53, // 40: stepwell.v1.WatchInstancesResponse.now:type_name -> google.protobuf.Timestamp
-	42, // 41: stepwell.v1.InstanceChange.instance:type_name -> stepwell.v1.Instance
-	40, // 42: stepwell.v1.InstanceChange.refusal:type_name -> stepwell.v1.WatchRefusal
-	44, // 43: stepwell.v1.InstanceChange.steps:type_name -> stepwell.v1.Step
-	37, // 44: stepwell.v1.WatchRefusal.target:type_name -> stepwell.v1.WatchTarget
-	52, // 45: stepwell.v1.WatchRefusal.error:type_name -> stepwell.v1.ItemError
-	53, // 46: stepwell.v1.Workflow.created_at:type_name -> google.protobuf.Timestamp
-	0,  // 47: stepwell.v1.Instance.status:type_name -> stepwell.v1.InstanceStatus
-	50, // 48: stepwell.v1.Instance.params:type_name -> stepwell.v1.Payload
-	50, // 49: stepwell.v1.Instance.output:type_name -> stepwell.v1.Payload
-	54, // 50: stepwell.v1.Instance.failure:type_name -> stepwell.v1.Failure
-	49, // 51: stepwell.v1.Instance.labels:type_name -> stepwell.v1.Instance.LabelsEntry
-	53, // 52: stepwell.v1.Instance.created_at:type_name -> google.protobuf.Timestamp
-	53, // 53: stepwell.v1.Instance.updated_at:type_name -> google.protobuf.Timestamp
-	53, // 54: stepwell.v1.Instance.started_at:type_name -> google.protobuf.Timestamp
-	53, // 55: stepwell.v1.Instance.ended_at:type_name -> google.protobuf.Timestamp
-	53, // 56: stepwell.v1.Instance.wake_at:type_name -> google.protobuf.Timestamp
-	44, // 57: stepwell.v1.HistoryEntry.step:type_name -> stepwell.v1.Step
-	45, // 58: stepwell.v1.HistoryEntry.event:type_name -> stepwell.v1.Event
-	1,  // 59: stepwell.v1.Step.type:type_name -> stepwell.v1.StepType
-	2,  // 60: stepwell.v1.Step.status:type_name -> stepwell.v1.StepStatus
-	51, // 61: stepwell.v1.Step.timeout:type_name -> google.protobuf.Duration
-	53, // 62: stepwell.v1.Step.next_retry_at:type_name -> google.protobuf.Timestamp
-	53, // 63: stepwell.v1.Step.wake_at:type_name -> google.protobuf.Timestamp
-	50, // 64: stepwell.v1.Step.result:type_name -> stepwell.v1.Payload
-	54, // 65: stepwell.v1.Step.failure:type_name -> stepwell.v1.Failure
-	53, // 66: stepwell.v1.Step.created_at:type_name -> google.protobuf.Timestamp
-	53, // 67: stepwell.v1.Step.updated_at:type_name -> google.protobuf.Timestamp
-	50, // 68: stepwell.v1.Event.payload:type_name -> stepwell.v1.Payload
-	53, // 69: stepwell.v1.Event.created_at:type_name -> google.protobuf.Timestamp
-	53, // 70: stepwell.v1.Event.delivered_at:type_name -> google.protobuf.Timestamp
-	6,  // 71: stepwell.v1.WorkflowService.ListWorkflows:input_type -> stepwell.v1.ListWorkflowsRequest
-	8,  // 72: stepwell.v1.WorkflowService.CreateInstance:input_type -> stepwell.v1.CreateInstanceRequest
-	10, // 73: stepwell.v1.WorkflowService.CreateInstances:input_type -> stepwell.v1.CreateInstancesRequest
-	14, // 74: stepwell.v1.WorkflowService.GetInstance:input_type -> stepwell.v1.GetInstanceRequest
-	16, // 75: stepwell.v1.WorkflowService.ListInstances:input_type -> stepwell.v1.ListInstancesRequest
-	18, // 76: stepwell.v1.WorkflowService.PauseInstance:input_type -> stepwell.v1.PauseInstanceRequest
-	20, // 77: stepwell.v1.WorkflowService.ResumeInstance:input_type -> stepwell.v1.ResumeInstanceRequest
-	22, // 78: stepwell.v1.WorkflowService.TerminateInstance:input_type -> stepwell.v1.TerminateInstanceRequest
-	24, // 79: stepwell.v1.WorkflowService.RestartInstance:input_type -> stepwell.v1.RestartInstanceRequest
-	26, // 80: stepwell.v1.WorkflowService.SendEvent:input_type -> stepwell.v1.SendEventRequest
-	28, // 81: stepwell.v1.WorkflowService.SendEvents:input_type -> stepwell.v1.SendEventsRequest
-	32, // 82: stepwell.v1.WorkflowService.GetHistory:input_type -> stepwell.v1.GetHistoryRequest
-	34, // 83: stepwell.v1.WorkflowService.WaitInstance:input_type -> stepwell.v1.WaitInstanceRequest
-	36, // 84: stepwell.v1.WorkflowService.WatchInstances:input_type -> stepwell.v1.WatchInstancesRequest
-	7,  // 85: stepwell.v1.WorkflowService.ListWorkflows:output_type -> stepwell.v1.ListWorkflowsResponse
-	9,  // 86: stepwell.v1.WorkflowService.CreateInstance:output_type -> stepwell.v1.CreateInstanceResponse
-	12, // 87: stepwell.v1.WorkflowService.CreateInstances:output_type -> stepwell.v1.CreateInstancesResponse
-	15, // 88: stepwell.v1.WorkflowService.GetInstance:output_type -> stepwell.v1.GetInstanceResponse
-	17, // 89: stepwell.v1.WorkflowService.ListInstances:output_type -> stepwell.v1.ListInstancesResponse
-	19, // 90: stepwell.v1.WorkflowService.PauseInstance:output_type -> stepwell.v1.PauseInstanceResponse
-	21, // 91: stepwell.v1.WorkflowService.ResumeInstance:output_type -> stepwell.v1.ResumeInstanceResponse
-	23, // 92: stepwell.v1.WorkflowService.TerminateInstance:output_type -> stepwell.v1.TerminateInstanceResponse
-	25, // 93: stepwell.v1.WorkflowService.RestartInstance:output_type -> stepwell.v1.RestartInstanceResponse
-	27, // 94: stepwell.v1.WorkflowService.SendEvent:output_type -> stepwell.v1.SendEventResponse
-	30, // 95: stepwell.v1.WorkflowService.SendEvents:output_type -> stepwell.v1.SendEventsResponse
-	33, // 96: stepwell.v1.WorkflowService.GetHistory:output_type -> stepwell.v1.GetHistoryResponse
-	35, // 97: stepwell.v1.WorkflowService.WaitInstance:output_type -> stepwell.v1.WaitInstanceResponse
-	38, // 98: stepwell.v1.WorkflowService.WatchInstances:output_type -> stepwell.v1.WatchInstancesResponse
-	85, // [85:99] is the sub-list for method output_type
-	71, // [71:85] is the sub-list for method input_type
-	71, // [71:71] is the sub-list for extension type_name
-	71, // [71:71] is the sub-list for extension extendee
-	0,  // [0:71] is the sub-list for field type_name
+	57, // 3: stepwell.v1.CreateInstanceRequest.wait:type_name -> google.protobuf.Duration
+	47, // 4: stepwell.v1.CreateInstanceRequest.trace:type_name -> stepwell.v1.CreateInstanceRequest.TraceEntry
+	42, // 5: stepwell.v1.CreateInstanceResponse.instance:type_name -> stepwell.v1.Instance
+	11, // 6: stepwell.v1.CreateInstancesRequest.items:type_name -> stepwell.v1.CreateInstancesItem
+	5,  // 7: stepwell.v1.CreateInstancesRequest.on_existing:type_name -> stepwell.v1.OnExisting
+	56, // 8: stepwell.v1.CreateInstancesItem.params:type_name -> stepwell.v1.Payload
+	48, // 9: stepwell.v1.CreateInstancesItem.labels:type_name -> stepwell.v1.CreateInstancesItem.LabelsEntry
+	49, // 10: stepwell.v1.CreateInstancesItem.trace:type_name -> stepwell.v1.CreateInstancesItem.TraceEntry
+	13, // 11: stepwell.v1.CreateInstancesResponse.results:type_name -> stepwell.v1.CreateInstancesResult
+	42, // 12: stepwell.v1.CreateInstancesResult.instance:type_name -> stepwell.v1.Instance
+	58, // 13: stepwell.v1.CreateInstancesResult.error:type_name -> stepwell.v1.ItemError
+	3,  // 14: stepwell.v1.GetInstanceRequest.view:type_name -> stepwell.v1.InstanceView
+	42, // 15: stepwell.v1.GetInstanceResponse.instance:type_name -> stepwell.v1.Instance
+	0,  // 16: stepwell.v1.ListInstancesRequest.statuses:type_name -> stepwell.v1.InstanceStatus
+	50, // 17: stepwell.v1.ListInstancesRequest.labels:type_name -> stepwell.v1.ListInstancesRequest.LabelsEntry
+	59, // 18: stepwell.v1.ListInstancesRequest.created_from:type_name -> google.protobuf.Timestamp
+	59, // 19: stepwell.v1.ListInstancesRequest.created_before:type_name -> google.protobuf.Timestamp
+	3,  // 20: stepwell.v1.ListInstancesRequest.view:type_name -> stepwell.v1.InstanceView
+	4,  // 21: stepwell.v1.ListInstancesRequest.order:type_name -> stepwell.v1.ListOrder
+	42, // 22: stepwell.v1.ListInstancesResponse.instances:type_name -> stepwell.v1.Instance
+	42, // 23: stepwell.v1.PauseInstanceResponse.instance:type_name -> stepwell.v1.Instance
+	42, // 24: stepwell.v1.ResumeInstanceResponse.instance:type_name -> stepwell.v1.Instance
+	42, // 25: stepwell.v1.TerminateInstanceResponse.instance:type_name -> stepwell.v1.Instance
+	42, // 26: stepwell.v1.RestartInstanceResponse.instance:type_name -> stepwell.v1.Instance
+	56, // 27: stepwell.v1.SendEventRequest.payload:type_name -> stepwell.v1.Payload
+	51, // 28: stepwell.v1.SendEventRequest.trace:type_name -> stepwell.v1.SendEventRequest.TraceEntry
+	45, // 29: stepwell.v1.SendEventResponse.event:type_name -> stepwell.v1.Event
+	0,  // 30: stepwell.v1.SendEventResponse.status:type_name -> stepwell.v1.InstanceStatus
+	29, // 31: stepwell.v1.SendEventsRequest.items:type_name -> stepwell.v1.SendEventsItem
+	56, // 32: stepwell.v1.SendEventsItem.payload:type_name -> stepwell.v1.Payload
+	52, // 33: stepwell.v1.SendEventsItem.trace:type_name -> stepwell.v1.SendEventsItem.TraceEntry
+	31, // 34: stepwell.v1.SendEventsResponse.results:type_name -> stepwell.v1.SendEventsResult
+	27, // 35: stepwell.v1.SendEventsResult.stored:type_name -> stepwell.v1.SendEventResponse
+	58, // 36: stepwell.v1.SendEventsResult.error:type_name -> stepwell.v1.ItemError
+	4,  // 37: stepwell.v1.GetHistoryRequest.order:type_name -> stepwell.v1.ListOrder
+	43, // 38: stepwell.v1.GetHistoryResponse.entries:type_name -> stepwell.v1.HistoryEntry
+	57, // 39: stepwell.v1.WaitInstanceRequest.timeout:type_name -> google.protobuf.Duration
+	42, // 40: stepwell.v1.WaitInstanceResponse.instance:type_name -> stepwell.v1.Instance
+	37, // 41: stepwell.v1.WatchInstancesRequest.add:type_name -> stepwell.v1.WatchTarget
+	37, // 42: stepwell.v1.WatchInstancesRequest.drop:type_name -> stepwell.v1.WatchTarget
+	39, // 43: stepwell.v1.WatchInstancesResponse.changes:type_name -> stepwell.v1.InstanceChange
+	59, // 44: stepwell.v1.WatchInstancesResponse.now:type_name -> google.protobuf.Timestamp
+	42, // 45: stepwell.v1.InstanceChange.instance:type_name -> stepwell.v1.Instance
+	40, // 46: stepwell.v1.InstanceChange.refusal:type_name -> stepwell.v1.WatchRefusal
+	44, // 47: stepwell.v1.InstanceChange.steps:type_name -> stepwell.v1.Step
+	37, // 48: stepwell.v1.WatchRefusal.target:type_name -> stepwell.v1.WatchTarget
+	58, // 49: stepwell.v1.WatchRefusal.error:type_name -> stepwell.v1.ItemError
+	59, // 50: stepwell.v1.Workflow.created_at:type_name -> google.protobuf.Timestamp
+	0,  // 51: stepwell.v1.Instance.status:type_name -> stepwell.v1.InstanceStatus
+	56, // 52: stepwell.v1.Instance.params:type_name -> stepwell.v1.Payload
+	56, // 53: stepwell.v1.Instance.output:type_name -> stepwell.v1.Payload
+	60, // 54: stepwell.v1.Instance.failure:type_name -> stepwell.v1.Failure
+	53, // 55: stepwell.v1.Instance.labels:type_name -> stepwell.v1.Instance.LabelsEntry
+	59, // 56: stepwell.v1.Instance.created_at:type_name -> google.protobuf.Timestamp
+	59, // 57: stepwell.v1.Instance.updated_at:type_name -> google.protobuf.Timestamp
+	59, // 58: stepwell.v1.Instance.started_at:type_name -> google.protobuf.Timestamp
+	59, // 59: stepwell.v1.Instance.ended_at:type_name -> google.protobuf.Timestamp
+	59, // 60: stepwell.v1.Instance.wake_at:type_name -> google.protobuf.Timestamp
+	54, // 61: stepwell.v1.Instance.trace:type_name -> stepwell.v1.Instance.TraceEntry
+	44, // 62: stepwell.v1.HistoryEntry.step:type_name -> stepwell.v1.Step
+	45, // 63: stepwell.v1.HistoryEntry.event:type_name -> stepwell.v1.Event
+	1,  // 64: stepwell.v1.Step.type:type_name -> stepwell.v1.StepType
+	2,  // 65: stepwell.v1.Step.status:type_name -> stepwell.v1.StepStatus
+	57, // 66: stepwell.v1.Step.timeout:type_name -> google.protobuf.Duration
+	59, // 67: stepwell.v1.Step.next_retry_at:type_name -> google.protobuf.Timestamp
+	59, // 68: stepwell.v1.Step.wake_at:type_name -> google.protobuf.Timestamp
+	56, // 69: stepwell.v1.Step.result:type_name -> stepwell.v1.Payload
+	60, // 70: stepwell.v1.Step.failure:type_name -> stepwell.v1.Failure
+	59, // 71: stepwell.v1.Step.created_at:type_name -> google.protobuf.Timestamp
+	59, // 72: stepwell.v1.Step.updated_at:type_name -> google.protobuf.Timestamp
+	56, // 73: stepwell.v1.Event.payload:type_name -> stepwell.v1.Payload
+	59, // 74: stepwell.v1.Event.created_at:type_name -> google.protobuf.Timestamp
+	59, // 75: stepwell.v1.Event.delivered_at:type_name -> google.protobuf.Timestamp
+	55, // 76: stepwell.v1.Event.trace:type_name -> stepwell.v1.Event.TraceEntry
+	6,  // 77: stepwell.v1.WorkflowService.ListWorkflows:input_type -> stepwell.v1.ListWorkflowsRequest
+	8,  // 78: stepwell.v1.WorkflowService.CreateInstance:input_type -> stepwell.v1.CreateInstanceRequest
+	10, // 79: stepwell.v1.WorkflowService.CreateInstances:input_type -> stepwell.v1.CreateInstancesRequest
+	14, // 80: stepwell.v1.WorkflowService.GetInstance:input_type -> stepwell.v1.GetInstanceRequest
+	16, // 81: stepwell.v1.WorkflowService.ListInstances:input_type -> stepwell.v1.ListInstancesRequest
+	18, // 82: stepwell.v1.WorkflowService.PauseInstance:input_type -> stepwell.v1.PauseInstanceRequest
+	20, // 83: stepwell.v1.WorkflowService.ResumeInstance:input_type -> stepwell.v1.ResumeInstanceRequest
+	22, // 84: stepwell.v1.WorkflowService.TerminateInstance:input_type -> stepwell.v1.TerminateInstanceRequest
+	24, // 85: stepwell.v1.WorkflowService.RestartInstance:input_type -> stepwell.v1.RestartInstanceRequest
+	26, // 86: stepwell.v1.WorkflowService.SendEvent:input_type -> stepwell.v1.SendEventRequest
+	28, // 87: stepwell.v1.WorkflowService.SendEvents:input_type -> stepwell.v1.SendEventsRequest
+	32, // 88: stepwell.v1.WorkflowService.GetHistory:input_type -> stepwell.v1.GetHistoryRequest
+	34, // 89: stepwell.v1.WorkflowService.WaitInstance:input_type -> stepwell.v1.WaitInstanceRequest
+	36, // 90: stepwell.v1.WorkflowService.WatchInstances:input_type -> stepwell.v1.WatchInstancesRequest
+	7,  // 91: stepwell.v1.WorkflowService.ListWorkflows:output_type -> stepwell.v1.ListWorkflowsResponse
+	9,  // 92: stepwell.v1.WorkflowService.CreateInstance:output_type -> stepwell.v1.CreateInstanceResponse
+	12, // 93: stepwell.v1.WorkflowService.CreateInstances:output_type -> stepwell.v1.CreateInstancesResponse
+	15, // 94: stepwell.v1.WorkflowService.GetInstance:output_type -> stepwell.v1.GetInstanceResponse
+	17, // 95: stepwell.v1.WorkflowService.ListInstances:output_type -> stepwell.v1.ListInstancesResponse
+	19, // 96: stepwell.v1.WorkflowService.PauseInstance:output_type -> stepwell.v1.PauseInstanceResponse
+	21, // 97: stepwell.v1.WorkflowService.ResumeInstance:output_type -> stepwell.v1.ResumeInstanceResponse
+	23, // 98: stepwell.v1.WorkflowService.TerminateInstance:output_type -> stepwell.v1.TerminateInstanceResponse
+	25, // 99: stepwell.v1.WorkflowService.RestartInstance:output_type -> stepwell.v1.RestartInstanceResponse
+	27, // 100: stepwell.v1.WorkflowService.SendEvent:output_type -> stepwell.v1.SendEventResponse
+	30, // 101: stepwell.v1.WorkflowService.SendEvents:output_type -> stepwell.v1.SendEventsResponse
+	33, // 102: stepwell.v1.WorkflowService.GetHistory:output_type -> stepwell.v1.GetHistoryResponse
+	35, // 103: stepwell.v1.WorkflowService.WaitInstance:output_type -> stepwell.v1.WaitInstanceResponse
+	38, // 104: stepwell.v1.WorkflowService.WatchInstances:output_type -> stepwell.v1.WatchInstancesResponse
+	91, // [91:105] is the sub-list for method output_type
+	77, // [77:91] is the sub-list for method input_type
+	77, // [77:77] is the sub-list for extension type_name
+	77, // [77:77] is the sub-list for extension extendee
+	0,  // [0:77] is the sub-list for field type_name
 }
 
 func init() { file_stepwell_v1_workflows_proto_init() }
@@ -3896,7 +3995,7 @@ func file_stepwell_v1_workflows_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_stepwell_v1_workflows_proto_rawDesc), len(file_stepwell_v1_workflows_proto_rawDesc)),
 			NumEnums:      6,
-			NumMessages:   44,
+			NumMessages:   50,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

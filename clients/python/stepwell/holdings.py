@@ -147,7 +147,7 @@ class Holdings:
         frames, self._outbox = self._outbox, []
         self._acking, self._arrived = self._acking + self._arrived, []
         if self._owed and self.is_connected and not self.is_draining:
-            credit = pb.Credit(kind=pb.HANDLER_KIND_WORKFLOW, tasks=self._owed)
+            credit = pb.Credit(tasks=self._owed)
             frames.append(pb.WorkerFrame(credit=credit))
             self._owed = 0
         return frames

@@ -12,6 +12,7 @@ from uuid import uuid4
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
 
+from stepwell.v1.transactions_pb2 import CommitRequest
 from stepwell_server.api import validate
 from stepwell_server.api.access import METHODS, OPEN_METHODS, Caller, Category, Policy, Principal
 from stepwell_server.domain.errors import PermissionDenied, StepwellError
@@ -97,22 +98,33 @@ def readable(item: M, read: Callable[[M], New]) -> New | StepwellError:
 def item_of(message: Message, request_id: str = "") -> Item:
     """How one thing of a batch is recognised, whether it came alone or with others."""
     request_id = request_id or message.request_id  # type: ignore[attr-defined]
-    return Item(request_id, _without_id(message)) if request_id else NO_ITEM
+    return Item(request_id, _asked(message)) if request_id else NO_ITEM
 
 
 def request_of(message: Message) -> Request:
-    """What a mutating use case must know of the call: the message without its request_id is what it asks."""
+    """What a mutating use case must know of the call: the message without its request_id and trace is what it asks."""
     call = current.get()
     return Request(
         principal=call.principal.name,
         method=call.method,
         request_id=message.request_id,  # type: ignore[attr-defined]
-        body=_without_id(message),
+        body=_asked(message),
     )
 
 
-def _without_id(message: Message) -> bytes:
+def _asked(message: Message) -> bytes:
+    """What a message asks for: all but its name and its trace, which a repetition need not have kept."""
     body = type(message)()
     body.CopyFrom(message)
-    body.ClearField("request_id")
+    for part in (body, *_operations(body)):
+        for name in ("request_id", "trace"):
+            if name in part.DESCRIPTOR.fields_by_name:
+                part.ClearField(name)
     return body.SerializeToString(deterministic=True)
+
+
+def _operations(message: Message) -> list[Message]:
+    """The operations of a transaction that say what to do."""
+    if not isinstance(message, CommitRequest):
+        return []
+    return [getattr(one, name) for one in message.operations if (name := one.WhichOneof("operation"))]

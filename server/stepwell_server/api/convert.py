@@ -277,6 +277,7 @@ def hook_to_pb(hook: Hook, *, payload: bool = False) -> hooks_pb2.Hook:
         last_attempt_at=_optional_timestamp(hook.last_attempt_at),
         next_attempt_at=_optional_timestamp(hook.next_attempt_at),
         ended_at=_optional_timestamp(hook.ended_at),
+        trace=hook.trace if payload else {},
     )
 
 
@@ -307,6 +308,7 @@ def instance_to_pb(instance: Instance, *, payloads: bool = True) -> workflows_pb
         ended_at=_optional_timestamp(instance.ended_at),
         wake_at=_optional_timestamp(instance.wake_at),
         revision=instance.revision,
+        trace=instance.trace if payloads else {},
     )
     if instance.failure is not None:
         message.failure.CopyFrom(failure_to_pb(instance.failure))
@@ -356,6 +358,7 @@ def event_to_pb(event: Event, *, payload: bool = True) -> workflows_pb2.Event:
         created_at=timestamp_to_pb(event.created_at),
         delivered_at=_optional_timestamp(event.delivered_at),
         consumed_by_step=event.consumed_by_step,
+        trace=event.trace if payload else {},
     )
     if payload and event.payload is not None:
         message.payload.CopyFrom(payload_to_pb(event.payload))

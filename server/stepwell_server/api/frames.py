@@ -182,7 +182,7 @@ def delivery_to_pb(delivery: Delivery) -> Iterator[workers_pb2.ServerFrame]:
     """A task and as much of its state as fits into one message, then the rest of it."""
     task, started, hook = delivery.handed.task, delivery.handed.started, delivery.handed.hook
     if hook is not None:
-        yield _task_frame(task, hook=_hook_input(task, hook))
+        yield _task_frame(task, hook=_hook_input(task, hook), trace=hook.trace)
         return
     pages = list(_pages(delivery.steps, 0 if started is None else started.params.size))
     known = delivery.handed.known_revision
@@ -200,7 +200,7 @@ def delivery_to_pb(delivery: Delivery) -> Iterator[workers_pb2.ServerFrame]:
         workflow.created_at.CopyFrom(convert.timestamp_to_pb(started.created_at))
         if not known:
             workflow.params.CopyFrom(convert.payload_to_pb(started.params))
-    yield _task_frame(task, workflow=workflow)
+    yield _task_frame(task, workflow=workflow, trace={} if started is None else started.trace)
     for number, page in enumerate(pages[1:], 2):
         state = workers_pb2.TaskState(steps=page, more=number < len(pages))
         yield workers_pb2.ServerFrame(task_id=task.id, fence=task.fence, task_state=state)
@@ -247,6 +247,8 @@ def step_to_pb(step: Step) -> workers_pb2.StepState:
         status=convert.STEP_STATUSES[step.status],
         attempts=step.attempts,
         event_type=step.event_type,
+        max_attempts=0 if step.policy is None else step.policy.retry.max_attempts or 0,
+        trace=step.trace,
     )
     if step.result is not None:
         state.result.CopyFrom(convert.payload_to_pb(step.result))

@@ -88,6 +88,7 @@ def new_hook(namespace: str, item: pb.TriggerHooksItem) -> NewHook:
         idempotency_key=uuid4().hex,
         process_at=convert.timestamp_from_pb(item.process_at) if item.HasField("process_at") else None,
         retry=convert.retry_from_pb(item.retry, HOOK_RETRY),
+        trace=dict(item.trace),
     )
 
 

@@ -41,7 +41,9 @@ class WorkflowServicer(WorkflowServiceServicer):
         return pb.ListWorkflowsResponse(workflows=found, next_page_token=page.next_token)
 
     async def CreateInstance(self, request: pb.CreateInstanceRequest, context: Context) -> pb.CreateInstanceResponse:
-        same = pb.CreateInstancesItem(workflow=request.workflow, instance_id=request.instance_id, labels=request.labels)
+        same = pb.CreateInstancesItem(
+            workflow=request.workflow, instance_id=request.instance_id, labels=request.labels, trace=request.trace
+        )
         if request.HasField("params"):
             same.params.CopyFrom(request.params)
         new = new_instance(request.namespace, same)
@@ -94,7 +96,9 @@ class WorkflowServicer(WorkflowServiceServicer):
         return pb.RestartInstanceResponse(instance=convert.instance_to_pb(instance, payloads=False))
 
     async def SendEvent(self, request: pb.SendEventRequest, context: Context) -> pb.SendEventResponse:
-        same = pb.SendEventsItem(workflow=request.workflow, instance_id=request.instance_id, type=request.type)
+        same = pb.SendEventsItem(
+            workflow=request.workflow, instance_id=request.instance_id, type=request.type, trace=request.trace
+        )
         if request.HasField("payload"):
             same.payload.CopyFrom(request.payload)
         stored = await self._workflows.send_event(new_event(request.namespace, same), item_of(same, request.request_id))
@@ -144,13 +148,14 @@ def new_instance(namespace: str, item: pb.CreateInstancesItem) -> NewInstance:
     """An instance to create."""
     key = InstanceKey(convert.namespace_from_pb(namespace), item.workflow, item.instance_id)
     params = convert.payload_from_pb(item.params) if item.HasField("params") else EMPTY_OBJECT
-    return NewInstance(key, params, dict(item.labels))
+    return NewInstance(key, params, dict(item.labels), dict(item.trace))
 
 
 def new_event(namespace: str, item: pb.SendEventsItem) -> NewEvent:
     """An event to store."""
     key = InstanceKey(convert.namespace_from_pb(namespace), item.workflow, item.instance_id)
-    return NewEvent(key, item.type, convert.payload_from_pb(item.payload) if item.HasField("payload") else None)
+    payload = convert.payload_from_pb(item.payload) if item.HasField("payload") else None
+    return NewEvent(key, item.type, payload, dict(item.trace))
 
 
 def _filter(request: pb.ListInstancesRequest) -> InstanceFilter:

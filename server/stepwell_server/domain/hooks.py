@@ -22,6 +22,7 @@ from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.retry import RetryPolicy, StepPolicy
 from stepwell_server.domain.tasks import Handler, TaskKind
 from stepwell_server.domain.times import HOUR, MINUTE, SECOND, Micros
+from stepwell_server.domain.traces import Trace, check_trace
 from stepwell_server.domain.workflows import Failure
 
 HOOK_ID_LENGTH = 100
@@ -72,6 +73,7 @@ class NewHook:
     process_at: Micros | None = None
     """None: at once."""
     retry: RetryPolicy = HOOK_RETRY
+    trace: Trace = field(default_factory=dict)
 
     @property
     def handler(self) -> Handler:
@@ -79,7 +81,8 @@ class NewHook:
         return Handler(self.key.namespace, TaskKind.HOOK, self.name)
 
     def check(self) -> None:
-        """Refuse a name or an id that breaks its rule, and the engine's own names."""
+        """Refuse a name, an id or a trace that breaks its rule, and the engine's own names."""
+        check_trace(self.trace)
         check_hook_name(self.name)
         if self.name.startswith(ENGINE_PREFIXES):
             raise InvalidHookName("this name is the engine's own", field="name", name=self.name)
@@ -108,6 +111,7 @@ class Hook:
     last_attempt_at: Micros | None
     next_attempt_at: Micros | None
     ended_at: Micros | None
+    trace: Trace = field(default_factory=dict)
 
     @property
     def handler(self) -> Handler:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from stepwell_server.domain.errors import PageSizeInvalid
+from stepwell_server.domain.traces import trace_size
 
 DEFAULT_PAGE_SIZE = 25
 
@@ -44,6 +45,7 @@ def fitting(found: list[T], limit: int) -> tuple[list[T], bool]:
         payloads = [getattr(one, name, None) for name in ("params", "output", "result", "payload")]
         size += sum(payload.size for payload in payloads if payload is not None)
         size += sum(4 * (len(name) + len(value)) for name, value in getattr(one, "labels", {}).items())
+        size += trace_size(getattr(one, "trace", {}))
         failure = getattr(one, "failure", None)
         size += 0 if failure is None else 4 * (len(failure.message) + len(failure.details))
         if count and size > PAGE_BYTES:

@@ -38,6 +38,7 @@ from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.retry import StepPolicy
 from stepwell_server.domain.tasks import Handler, Reason, Stop, Task, TaskStatus, Verdict
 from stepwell_server.domain.times import SECOND, Micros
+from stepwell_server.domain.traces import Trace
 from stepwell_server.domain.workflows import PRIORITY, Event, Failure, Step, StepStatus, StepType
 
 TIMEOUT_MARGIN = 30 * SECOND
@@ -290,7 +291,7 @@ class Run:
             case StepType.WAIT_FOR_EVENT:
                 event = self._take_event(wait)
                 if event is not None:
-                    return wait._replace(status=StepStatus.COMPLETED, result=event.payload, event_at=event.created_at)
+                    return wait.ended_by(event)
                 return wait._replace(status=StepStatus.ERRORED, failure=_NO_EVENT) if over else None
 
     def _take_event(self, wait: Step) -> Event | None:
@@ -365,14 +366,14 @@ class Run:
         )
         return self.resolve()
 
-    def receive(self, event_type: str, payload: Payload | None) -> Event:
+    def receive(self, event_type: str, payload: Payload | None, trace: Trace | None = None) -> Event:
         """Store an event, and wake the run if it waits for one of that type and is still in time."""
         limit = self.rules.pending_events(self.task.handler.namespace)
         if self.task.pending_events >= limit:
             raise PendingEventsLimit(f"the instance has {limit} events that nobody took", limit=limit)
         revision = self.task.revision + 1
         self.task = self.task._replace(revision=revision, pending_events=self.task.pending_events + 1)
-        event = Event(revision, event_type, payload, self.now)
+        event = Event(revision, event_type, payload, self.now, trace=trace or {})
         self.received.append(event)
         self.events.append(event)
         if any(wait.event_type == event_type and wait.due_at >= self.now for wait in self.waits()):

@@ -26,6 +26,7 @@ from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.retry import StepPolicy
 from stepwell_server.domain.tasks import BEGUN_PRIORITY, Handler, Reason, Stop, Task, TaskKind, TaskStatus
 from stepwell_server.domain.times import Micros
+from stepwell_server.domain.traces import Trace, check_trace
 
 ID_LENGTH = 100
 LABELS = 32
@@ -142,6 +143,7 @@ class Instance:
     ended_at: Micros | None
     revision: int
     wake_at: Micros | None = None
+    trace: Trace = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +153,12 @@ class NewInstance:
     key: InstanceKey
     params: Payload
     labels: Mapping[str, str] = field(default_factory=dict)
+    trace: Trace = field(default_factory=dict)
 
     def check(self) -> None:
-        """Refuse an id or labels that break their rules."""
+        """Refuse an id, labels or a trace that break their rules."""
         check_instance_id(self.key.instance_id)
+        check_trace(self.trace)
         if len(self.labels) > LABELS:
             raise InvalidField(f"an instance has at most {LABELS} labels", field="labels", limit=LABELS)
         for name, value in self.labels.items():
@@ -182,6 +186,8 @@ class Step(NamedTuple):
     event_at: Micros | None = None
     result: Payload | None = None
     failure: Failure | None = None
+    trace: Trace = {}
+    """That of the event that ended its wait."""
 
     @property
     def due_at(self) -> Micros:
@@ -189,6 +195,12 @@ class Step(NamedTuple):
         due_at = self.next_retry_at if self.type is StepType.DO else self.wake_at
         assert due_at is not None
         return due_at
+
+    def ended_by(self, event: Event) -> Step:
+        """The wait, over because the event came."""
+        return self._replace(
+            status=StepStatus.COMPLETED, result=event.payload, event_at=event.created_at, trace=event.trace
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,6 +213,7 @@ class Event:
     created_at: Micros
     delivered_at: Micros | None = None
     consumed_by_step: str = ""
+    trace: Trace = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,10 +223,12 @@ class NewEvent:
     key: InstanceKey
     type: str
     payload: Payload | None
+    trace: Trace = field(default_factory=dict)
 
     def check(self) -> None:
-        """Refuse a type or an id that breaks its rule."""
+        """Refuse a type, an id or a trace that breaks its rule."""
         check_instance_id(self.key.instance_id)
+        check_trace(self.trace)
         check_event_type(self.type)
 
 

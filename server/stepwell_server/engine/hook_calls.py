@@ -77,4 +77,5 @@ def _newborn(birth: HookBirth) -> Hook:
         last_attempt_at=None,
         next_attempt_at=birth.process_at,
         ended_at=None,
+        trace=new.trace,
     )

@@ -141,7 +141,7 @@ class Intake:
         answer = None if done is None or error is not None else done.result()
         handed, run = None, call.run
         if isinstance(answer, Created) and answer.is_new and answer.task is not None and run.seat is not None:
-            handed = Handed(answer.task, Started(run.new.params, answer.task.run_at), is_fresh=True)
+            handed = Handed(answer.task, Started(run.new.params, answer.task.run_at, run.new.trace), is_fresh=True)
         is_lost = isinstance(error, DatabaseUnavailable)
         self.spine.dispatcher.born(run.new.key.handler, run.seat, handed, asked_at, is_lost=is_lost)
 

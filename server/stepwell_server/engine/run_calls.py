@@ -69,6 +69,7 @@ class Created:
             started_at=born_at if status is InstanceStatus.RUNNING else None,
             ended_at=None,
             revision=self.task.revision,
+            trace=self.new.trace,
         )
 
 
@@ -180,7 +181,7 @@ class SendEvent(HotCall):
         if task is None:
             raise self._absent(group)
         run = group.runs.open(task)
-        event = run.receive(self.new.type, self.new.payload)
+        event = run.receive(self.new.type, self.new.payload, self.new.trace)
         group.put(run.task)
         sent = SentEvent(ref(task), self.new.key.namespace, event, self.request_id, self.request_hash)
         group.runs.note_sent(sent)

@@ -21,7 +21,15 @@ from stepwell_server.storage import tasks as task_store
 from stepwell_server.storage.clock import db_now
 from stepwell_server.storage.database import LostRace, Tx
 from stepwell_server.storage.paging import Position, beyond
-from stepwell_server.storage.payloads import FAILURE, failure_from, failure_row, from_text, to_text
+from stepwell_server.storage.payloads import (
+    FAILURE,
+    failure_from,
+    failure_row,
+    from_text,
+    to_text,
+    trace_from,
+    trace_to_text,
+)
 from stepwell_server.storage.schema import hooks, tasks
 
 
@@ -254,7 +262,7 @@ _JOINED = hooks.outerjoin(tasks, tasks.c.id == hooks.c.id)
 
 @cache
 def _with_task(*, payloads: bool = True) -> Select[Any]:
-    columns = [column for column in hooks.columns if payloads or column.name != "payload"]
+    columns = [column for column in hooks.columns if payloads or column.name not in ("payload", "trace")]
     of_task = ("status", "run_at", "claimed_at", "open_steps")
     return select(*columns, *(tasks.c[name].label(f"task_{name}") for name in of_task))
 
@@ -278,6 +286,7 @@ def _birth_row(birth: HookBirth) -> dict[str, Any]:
         "process_at": birth.process_at,
         "request_id": birth.request_id,
         "request_hash": birth.request_hash,
+        "trace": trace_to_text(new.trace),
     }
 
 
@@ -315,4 +324,5 @@ def _from_row(row: Row[Any]) -> Hook:
         last_attempt_at=row.task_claimed_at if opened else row.last_attempt_at,
         next_attempt_at=row.task_run_at if status is HookStatus.PENDING else None,
         ended_at=row.ended_at,
+        trace=trace_from(row),
     )

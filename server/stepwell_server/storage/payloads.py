@@ -1,13 +1,16 @@
-"""Payloads in one text column: JSON as it came, bytes behind a mark that no JSON text begins with."""
+"""Payloads in one text column: JSON as it came, bytes behind a mark that no JSON text begins with. Also what comes with
+them: failures, and traces as JSON."""
 
 from __future__ import annotations
 
 import base64
+import json
 from typing import Any
 
 from sqlalchemy import Row
 
 from stepwell_server.domain.payloads import Payload
+from stepwell_server.domain.traces import Trace
 from stepwell_server.domain.workflows import Failure
 
 FAILURE = ("error_name", "error_message", "error_details", "error_non_retryable")
@@ -32,6 +35,17 @@ def from_text(text: str | None) -> Payload | None:
         return Payload(text)
     body, _, encoding = text[1:].partition(":")
     return Payload(binary=base64.b64decode(body), encoding=encoding)
+
+
+def trace_to_text(trace: Trace) -> str | None:
+    """What is stored of a trace. None: there is none."""
+    return json.dumps(dict(trace), separators=(",", ":")) if trace else None
+
+
+def trace_from(row: Row[Any]) -> Trace:
+    """The trace from a row that may have its column."""
+    text = getattr(row, "trace", None)
+    return {} if text is None else json.loads(text)
 
 
 def failure_row(failure: Failure | None) -> dict[str, str | bool | None]:

@@ -30,7 +30,7 @@ from stepwell_server.domain.times import Micros
 from stepwell_server.domain.workflows import Event, Step, StepStatus, StepType
 from stepwell_server.storage import dialect
 from stepwell_server.storage.database import LostRace, Tx
-from stepwell_server.storage.payloads import failure_from, failure_row, from_text, to_text
+from stepwell_server.storage.payloads import failure_from, failure_row, from_text, to_text, trace_from, trace_to_text
 from stepwell_server.storage.schema import tasks, workflow_events, workflow_steps
 
 _RUN: dict[str, TypeEngine[Any]] = {"task_id": BigInteger(), "run_number": Integer()}
@@ -267,6 +267,7 @@ def _step_row(step: Step) -> dict[str, Any]:
         "result": to_text(step.result),
         "created_at": step.created_at,
         "updated_at": step.updated_at,
+        "trace": trace_to_text(step.trace),
         **failure_row(step.failure),
     }
     if policy is not None:
@@ -302,6 +303,7 @@ def step_from(row: Row[Any]) -> Step:
         event_at=row.event_at,
         result=from_text(row.result),
         failure=failure_from(row),
+        trace=trace_from(row),
     )
 
 
@@ -317,6 +319,7 @@ def _event_row(sent: SentEvent) -> dict[str, Any]:
         "consumed_by_step": event.consumed_by_step,
         "request_id": sent.request_id,
         "request_hash": sent.request_hash,
+        "trace": trace_to_text(event.trace),
     }
 
 
@@ -329,6 +332,7 @@ def event_from(row: Row[Any]) -> Event:
         created_at=row.created_at,
         delivered_at=row.delivered_at,
         consumed_by_step=row.consumed_by_step,
+        trace=trace_from(row),
     )
 
 

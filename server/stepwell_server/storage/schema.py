@@ -160,6 +160,7 @@ workflow_instances = Table(
     Column("ended_fence", BigInteger),  # lease under which its worker ended it
     Column("request_id", Text),
     Column("request_hash", Text),
+    Column("trace", Text),  # a JSON object, here and below; NULL: none
     UniqueConstraint("instance_id", "namespace", "workflow", name="uq_workflow_instances__key"),
     Index("ix_workflow_instances__created", "namespace", "workflow", "created_at", "id"),
     Index("ix_workflow_instances__status", "namespace", "workflow", "status", "created_at", "id"),
@@ -211,6 +212,7 @@ workflow_steps = Table(
     Column("error_non_retryable", Boolean),
     Column("created_at", BigInteger, nullable=False),
     Column("updated_at", BigInteger, nullable=False),
+    Column("trace", Text),  # of the event that it got
     Index("ix_workflow_steps__position", "task_id", "run_number", "position"),
     Index(
         "ix_workflow_steps__waiting",
@@ -234,6 +236,7 @@ workflow_events = Table(
     Column("consumed_by_step", Text, nullable=False),
     Column("request_id", Text),
     Column("request_hash", Text),
+    Column("trace", Text),
     Index(
         "ix_workflow_events__pending",
         *("task_id", "run_number", "type", "position"),
@@ -276,6 +279,7 @@ hooks = Table(
     Column("ended_fence", BigInteger),  # lease under which its worker ended it
     Column("request_id", Text),
     Column("request_hash", Text),
+    Column("trace", Text),
     UniqueConstraint("hook_id", "namespace", name="uq_hooks__hook_id"),
     Index("ix_hooks__status", "namespace", "status", "created_at", "id"),
     Index("ix_hooks__name_status", "namespace", "name", "status", "created_at", "id"),

@@ -14,6 +14,7 @@ from sqlalchemy.types import TypeEngine
 from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.tasks import Task, TaskStatus
 from stepwell_server.domain.times import Micros
+from stepwell_server.domain.traces import Trace
 from stepwell_server.domain.workflows import (
     Failure,
     Instance,
@@ -24,9 +25,18 @@ from stepwell_server.domain.workflows import (
 from stepwell_server.storage import dialect
 from stepwell_server.storage import tasks as task_store
 from stepwell_server.storage.database import LostRace, Tx
-from stepwell_server.storage.payloads import FAILURE, failure_from, failure_row, from_text, to_text
+from stepwell_server.storage.payloads import (
+    FAILURE,
+    failure_from,
+    failure_row,
+    from_text,
+    to_text,
+    trace_from,
+    trace_to_text,
+)
 from stepwell_server.storage.schema import tasks, workflow_instances, workflow_labels
 
+_STARTED = [workflow_instances.c[name] for name in ("id", "params", "created_at", "trace")]
 _KEY: dict[str, TypeEngine[Any]] = {"namespace": Text(), "workflow": Text(), "instance_id": Text()}
 
 
@@ -70,6 +80,7 @@ class Started:
 
     params: Payload
     created_at: Micros
+    trace: Trace
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +142,7 @@ def start(tx: Tx, ids: Iterable[int], at: Micros) -> dict[int, Started]:
     """Write that workers run these instances now, and return what they must know."""
     rows = dialect.as_rows({"id": one, "at": at} for one in ids)
     found = tx.execute(_start_sql(dialect.product(tx)), {"after": rows})
-    return {row.id: Started(from_text(row.params) or Payload(), row.created_at) for row in found}
+    return {row.id: _started(row) for row in found}
 
 
 @cache
@@ -145,21 +156,24 @@ def _start_sql(product: str) -> Any:
             updated_at=after.c.at,
             started_at=func.coalesce(workflow_instances.c.started_at, after.c.at),
         )
-        .returning(workflow_instances.c.id, workflow_instances.c.params, workflow_instances.c.created_at)
+        .returning(*_STARTED)
     )
 
 
 def known(tx: Tx, ids: Iterable[int]) -> dict[int, Started]:
     """What workers must know of these instances."""
     found = tx.execute(_known_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
-    return {row.id: Started(from_text(row.params) or Payload(), row.created_at) for row in found}
+    return {row.id: _started(row) for row in found}
 
 
 @cache
 def _known_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", id=BigInteger())
-    columns = [workflow_instances.c[name] for name in ("id", "params", "created_at")]
-    return select(*columns).join(wanted, workflow_instances.c.id == wanted.c.id)
+    return select(*_STARTED).join(wanted, workflow_instances.c.id == wanted.c.id)
+
+
+def _started(row: Row[Any]) -> Started:
+    return Started(from_text(row.params) or Payload(), row.created_at, trace_from(row))
 
 
 def end(tx: Tx, ends: Iterable[End]) -> dict[int, Row[Any]]:
@@ -319,7 +333,7 @@ _REQUEST = [workflow_instances.c.request_id, workflow_instances.c.request_hash]
 def with_task(*, payloads: bool = True) -> Select[Any]:
     """What to select of instances joined with their tasks; without their payloads if those are not wanted."""
     left_out = {"request_id", "request_hash", "first_fence", "ended_fence", "revision"}
-    left_out |= set() if payloads else {"params", "output"}
+    left_out |= set() if payloads else {"params", "output", "trace"}
     columns = [column for column in workflow_instances.columns if column.name not in left_out]
     waits = case((tasks.c.status == TaskStatus.PENDING, tasks.c.run_at), else_=None)
     revision = func.coalesce(tasks.c.revision, workflow_instances.c.revision).label("revision")
@@ -359,6 +373,7 @@ def _birth_row(birth: Birth) -> dict[str, Any]:
         "first_fence": 0,
         "request_id": birth.request_id,
         "request_hash": birth.request_hash,
+        "trace": trace_to_text(birth.new.trace),
     }
 
 
@@ -407,4 +422,5 @@ def from_row(row: Row[Any]) -> Instance:
         ended_at=row.ended_at,
         revision=row.revision,
         wake_at=row.run_at if status is InstanceStatus.WAITING else None,
+        trace=trace_from(row),
     )

@@ -92,12 +92,33 @@ class TriggerHooksItem(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     HOOK_ID_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     PROCESS_AT_FIELD_NUMBER: _builtins.int
     RETRY_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the handler or target: 1 to 64 letters, digits, "-", "_" or ".", beginning with a letter, digit or "_"
     (INVALID_HOOK_NAME). Names that begin with "workflow.", "pipeline.", "queue.", "buffer." or "continuous." are the engine's own
@@ -125,6 +146,10 @@ class TriggerHooksItem(_message.Message):
         the hook.
         """
 
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Trace that this call is part of, as in CreateInstanceRequest. Optional."""
+
     def __init__(
         self,
         *,
@@ -134,10 +159,11 @@ class TriggerHooksItem(_message.Message):
         process_at: _timestamp_pb2.Timestamp | None = ...,
         retry: _common_pb2.RetryPolicy | None = ...,
         request_id: _builtins.str = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload", "process_at", b"process_at", "retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["hook_id", b"hook_id", "name", b"name", "payload", b"payload", "process_at", b"process_at", "request_id", b"request_id", "retry", b"retry"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["hook_id", b"hook_id", "name", b"name", "payload", b"payload", "process_at", b"process_at", "request_id", b"request_id", "retry", b"retry", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -608,6 +634,26 @@ class Hook(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     HOOK_ID_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
@@ -621,6 +667,7 @@ class Hook(_message.Message):
     LAST_ATTEMPT_AT_FIELD_NUMBER: _builtins.int
     NEXT_ATTEMPT_AT_FIELD_NUMBER: _builtins.int
     ENDED_AT_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     hook_id: _builtins.str
     """Its id."""
     name: _builtins.str
@@ -663,6 +710,10 @@ class Hook(_message.Message):
     def ended_at(self) -> _timestamp_pb2.Timestamp:
         """When it ended."""
 
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Trace it was triggered with. Unset where a call says that it leaves the payload out."""
+
     def __init__(
         self,
         *,
@@ -679,10 +730,11 @@ class Hook(_message.Message):
         last_attempt_at: _timestamp_pb2.Timestamp | None = ...,
         next_attempt_at: _timestamp_pb2.Timestamp | None = ...,
         ended_at: _timestamp_pb2.Timestamp | None = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "ended_at", b"ended_at", "failure", b"failure", "last_attempt_at", b"last_attempt_at", "next_attempt_at", b"next_attempt_at", "payload", b"payload", "process_at", b"process_at", "retry", b"retry"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "created_at", b"created_at", "ended_at", b"ended_at", "failure", b"failure", "hook_id", b"hook_id", "idempotency_key", b"idempotency_key", "last_attempt_at", b"last_attempt_at", "name", b"name", "next_attempt_at", b"next_attempt_at", "payload", b"payload", "process_at", b"process_at", "retry", b"retry", "status", b"status"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "created_at", b"created_at", "ended_at", b"ended_at", "failure", b"failure", "hook_id", b"hook_id", "idempotency_key", b"idempotency_key", "last_attempt_at", b"last_attempt_at", "name", b"name", "next_attempt_at", b"next_attempt_at", "payload", b"payload", "process_at", b"process_at", "retry", b"retry", "status", b"status", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

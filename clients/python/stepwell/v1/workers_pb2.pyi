@@ -978,25 +978,23 @@ Global___HeldTask: _TypeAlias = HeldTask  # noqa: Y015
 
 @_typing.final
 class Credit(_message.Message):
-    """Credit adds to the number of tasks that the server may send. Each Task uses one up. A new stream begins with none."""
+    """Credit adds to the number of tasks that the server may send, of whatever kind: there is one pool. Each Task that hands out a lease
+    uses one up; a Task that answers NeedState does not. A new stream begins with none.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
-    KIND_FIELD_NUMBER: _builtins.int
     TASKS_FIELD_NUMBER: _builtins.int
-    kind: Global___HandlerKind.ValueType
-    """Kind of handler that the credit is for."""
     tasks: _builtins.int
     """Tasks to add. Zero or negative is INVALID_FIELD; what exceeds Welcome.max_credit in all is dropped."""
     def __init__(
         self,
         *,
-        kind: Global___HandlerKind.ValueType = ...,
         tasks: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["kind", b"kind", "tasks", b"tasks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["tasks", b"tasks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1468,7 +1466,7 @@ class Welcome(_message.Message):
     virtual_clock: _builtins.bool
     """True if that clock is virtual."""
     max_credit: _builtins.int
-    """Most tasks that credit can add up to, per kind."""
+    """Most tasks that credit can add up to."""
     database_id: _builtins.str
     """Id of the database. Another one than before: what the worker holds is of another world, and must be dropped."""
     @_builtins.property
@@ -1536,9 +1534,30 @@ class Task(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     HANDLER_FIELD_NUMBER: _builtins.int
     KEY_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     WORKFLOW_FIELD_NUMBER: _builtins.int
     HOOK_FIELD_NUMBER: _builtins.int
     key: _builtins.str
@@ -1548,6 +1567,10 @@ class Task(_message.Message):
     @_builtins.property
     def handler(self) -> Global___HandlerRef:
         """Handler to call."""
+
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Trace that the instance was created or the hook triggered with."""
 
     @_builtins.property
     def workflow(self) -> Global___WorkflowInput:
@@ -1563,12 +1586,13 @@ class Task(_message.Message):
         handler: Global___HandlerRef | None = ...,
         key: _builtins.str = ...,
         reason: Global___TaskReason.ValueType = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         workflow: Global___WorkflowInput | None = ...,
         hook: Global___HookInput | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "hook", b"hook", "input", b"input", "workflow", b"workflow"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "hook", b"hook", "input", b"input", "key", b"key", "reason", b"reason", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["handler", b"handler", "hook", b"hook", "input", b"input", "key", b"key", "reason", b"reason", "trace", b"trace", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["workflow", "hook"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -1730,6 +1754,26 @@ class StepState(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAME_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     STATUS_FIELD_NUMBER: _builtins.int
@@ -1739,7 +1783,8 @@ class StepState(_message.Message):
     WAKE_AT_FIELD_NUMBER: _builtins.int
     EVENT_TYPE_FIELD_NUMBER: _builtins.int
     EVENT_AT_FIELD_NUMBER: _builtins.int
-    DEADLINE_AT_FIELD_NUMBER: _builtins.int
+    MAX_ATTEMPTS_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name of the step."""
     type: _workflows_pb2.StepType.ValueType
@@ -1750,6 +1795,10 @@ class StepState(_message.Message):
     """Executions that began."""
     event_type: _builtins.str
     """Type of the event it waited for."""
+    max_attempts: _builtins.int
+    """Most executions of its body, as stored with the first one: the policy that the code names by now does not change it.
+    0: no maximum, or it has no body.
+    """
     @_builtins.property
     def result(self) -> _common_pb2.Payload:
         """What it returned: the body's result, or the payload of the event."""
@@ -1767,8 +1816,8 @@ class StepState(_message.Message):
         """When the event that it got was stored."""
 
     @_builtins.property
-    def deadline_at(self) -> _timestamp_pb2.Timestamp:
-        """Last instant at which the open execution may still return, by the database's clock. For virtual clocks."""
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Of a wait that an event ended: the trace that the event was sent with."""
 
     def __init__(
         self,
@@ -1782,11 +1831,12 @@ class StepState(_message.Message):
         wake_at: _timestamp_pb2.Timestamp | None = ...,
         event_type: _builtins.str = ...,
         event_at: _timestamp_pb2.Timestamp | None = ...,
-        deadline_at: _timestamp_pb2.Timestamp | None = ...,
+        max_attempts: _builtins.int = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["deadline_at", b"deadline_at", "event_at", b"event_at", "failure", b"failure", "result", b"result", "wake_at", b"wake_at"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["event_at", b"event_at", "failure", b"failure", "result", b"result", "wake_at", b"wake_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "deadline_at", b"deadline_at", "event_at", b"event_at", "event_type", b"event_type", "failure", b"failure", "name", b"name", "result", b"result", "status", b"status", "type", b"type", "wake_at", b"wake_at"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["attempts", b"attempts", "event_at", b"event_at", "event_type", b"event_type", "failure", b"failure", "max_attempts", b"max_attempts", "name", b"name", "result", b"result", "status", b"status", "trace", b"trace", "type", b"type", "wake_at", b"wake_at"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

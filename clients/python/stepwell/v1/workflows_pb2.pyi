@@ -144,7 +144,7 @@ class _InstanceViewEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Instance
     INSTANCE_VIEW_UNSPECIFIED: _InstanceView.ValueType  # 0
     """Not said: the method's default applies."""
     INSTANCE_VIEW_BASIC: _InstanceView.ValueType  # 1
-    """Everything but params and output."""
+    """Everything but params, output and trace."""
     INSTANCE_VIEW_FULL: _InstanceView.ValueType  # 2
     """Everything."""
 
@@ -154,7 +154,7 @@ class InstanceView(_InstanceView, metaclass=_InstanceViewEnumTypeWrapper):
 INSTANCE_VIEW_UNSPECIFIED: InstanceView.ValueType  # 0
 """Not said: the method's default applies."""
 INSTANCE_VIEW_BASIC: InstanceView.ValueType  # 1
-"""Everything but params and output."""
+"""Everything but params, output and trace."""
 INSTANCE_VIEW_FULL: InstanceView.ValueType  # 2
 """Everything."""
 Global___InstanceView: _TypeAlias = InstanceView  # noqa: Y015
@@ -291,6 +291,26 @@ class CreateInstanceRequest(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAMESPACE_FIELD_NUMBER: _builtins.int
     WORKFLOW_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
@@ -298,6 +318,7 @@ class CreateInstanceRequest(_message.Message):
     LABELS_FIELD_NUMBER: _builtins.int
     WAIT_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """Namespace of the instance. Default "default"."""
     workflow: _builtins.str
@@ -322,6 +343,14 @@ class CreateInstanceRequest(_message.Message):
     def wait(self) -> _duration_pb2.Duration:
         """How long to wait for the run to end before answering. Default 0: answer when it is stored. At most 60 seconds."""
 
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Trace that this call is part of, by the names of W3C Trace Context and Baggage: "traceparent", "tracestate", "baggage". It is
+        stored and handed to the code that is executed, unread. At most 8 entries and 4,096 bytes in all; names are 1 to 64 lower-case
+        letters, digits, "-" or "_", values printable ASCII (INVALID_FIELD). A repetition of the call may bring another one: it is
+        the same request, and the first trace stands. Optional.
+        """
+
     def __init__(
         self,
         *,
@@ -332,10 +361,11 @@ class CreateInstanceRequest(_message.Message):
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         wait: _duration_pb2.Duration | None = ...,
         request_id: _builtins.str = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params", "wait", b"wait"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "labels", b"labels", "namespace", b"namespace", "params", b"params", "request_id", b"request_id", "wait", b"wait", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "labels", b"labels", "namespace", b"namespace", "params", b"params", "request_id", b"request_id", "trace", b"trace", "wait", b"wait", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -425,11 +455,32 @@ class CreateInstancesItem(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKFLOW_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     PARAMS_FIELD_NUMBER: _builtins.int
     LABELS_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     workflow: _builtins.str
     """Name of the workflow, as in CreateInstanceRequest."""
     instance_id: _builtins.str
@@ -444,6 +495,10 @@ class CreateInstancesItem(_message.Message):
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
         """Labels, as in CreateInstanceRequest."""
 
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Trace that this call is part of, as in CreateInstanceRequest. Optional."""
+
     def __init__(
         self,
         *,
@@ -452,10 +507,11 @@ class CreateInstancesItem(_message.Message):
         params: _common_pb2.Payload | None = ...,
         labels: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
         request_id: _builtins.str = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["params", b"params"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "labels", b"labels", "params", b"params", "request_id", b"request_id", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "labels", b"labels", "params", b"params", "request_id", b"request_id", "trace", b"trace", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -939,12 +995,33 @@ class SendEventRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAMESPACE_FIELD_NUMBER: _builtins.int
     WORKFLOW_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """Namespace of the instance. Default "default"."""
     workflow: _builtins.str
@@ -959,6 +1036,10 @@ class SendEventRequest(_message.Message):
     def payload(self) -> _common_pb2.Payload:
         """What the waiting step gets. Unset: no payload."""
 
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Trace that this call is part of, as in CreateInstanceRequest. Optional."""
+
     def __init__(
         self,
         *,
@@ -968,10 +1049,11 @@ class SendEventRequest(_message.Message):
         type: _builtins.str = ...,
         payload: _common_pb2.Payload | None = ...,
         request_id: _builtins.str = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "namespace", b"namespace", "payload", b"payload", "request_id", b"request_id", "type", b"type", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "namespace", b"namespace", "payload", b"payload", "request_id", b"request_id", "trace", b"trace", "type", b"type", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1041,11 +1123,32 @@ class SendEventsItem(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     WORKFLOW_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     workflow: _builtins.str
     """Name of the workflow."""
     instance_id: _builtins.str
@@ -1058,6 +1161,10 @@ class SendEventsItem(_message.Message):
     def payload(self) -> _common_pb2.Payload:
         """Payload, as in SendEventRequest."""
 
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Trace that this call is part of, as in CreateInstanceRequest. Optional."""
+
     def __init__(
         self,
         *,
@@ -1066,10 +1173,11 @@ class SendEventsItem(_message.Message):
         type: _builtins.str = ...,
         payload: _common_pb2.Payload | None = ...,
         request_id: _builtins.str = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["payload", b"payload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "payload", b"payload", "request_id", b"request_id", "type", b"type", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["instance_id", b"instance_id", "payload", b"payload", "request_id", b"request_id", "trace", b"trace", "type", b"type", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1513,6 +1621,26 @@ class Instance(_message.Message):
         def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
         def WhichOneof(self, oneof_group: _Never) -> None: ...
 
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     NAMESPACE_FIELD_NUMBER: _builtins.int
     WORKFLOW_FIELD_NUMBER: _builtins.int
     INSTANCE_ID_FIELD_NUMBER: _builtins.int
@@ -1528,6 +1656,7 @@ class Instance(_message.Message):
     ENDED_AT_FIELD_NUMBER: _builtins.int
     WAKE_AT_FIELD_NUMBER: _builtins.int
     REVISION_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     namespace: _builtins.str
     """Namespace it lives in."""
     workflow: _builtins.str
@@ -1576,6 +1705,10 @@ class Instance(_message.Message):
     def wake_at(self) -> _timestamp_pb2.Timestamp:
         """When it goes on by itself, at the latest: the end of a sleep, a retry, or the last instant for an event. Set if status is WAITING."""
 
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Trace it was created with. Not in INSTANCE_VIEW_BASIC."""
+
     def __init__(
         self,
         *,
@@ -1594,10 +1727,11 @@ class Instance(_message.Message):
         ended_at: _timestamp_pb2.Timestamp | None = ...,
         wake_at: _timestamp_pb2.Timestamp | None = ...,
         revision: _builtins.int = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "ended_at", b"ended_at", "failure", b"failure", "output", b"output", "params", b"params", "started_at", b"started_at", "updated_at", b"updated_at", "wake_at", b"wake_at"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "ended_at", b"ended_at", "failure", b"failure", "instance_id", b"instance_id", "labels", b"labels", "namespace", b"namespace", "output", b"output", "params", b"params", "revision", b"revision", "run_number", b"run_number", "started_at", b"started_at", "status", b"status", "updated_at", b"updated_at", "wake_at", b"wake_at", "workflow", b"workflow"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "ended_at", b"ended_at", "failure", b"failure", "instance_id", b"instance_id", "labels", b"labels", "namespace", b"namespace", "output", b"output", "params", b"params", "revision", b"revision", "run_number", b"run_number", "started_at", b"started_at", "status", b"status", "trace", b"trace", "updated_at", b"updated_at", "wake_at", b"wake_at", "workflow", b"workflow"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -1727,12 +1861,33 @@ class Event(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    @_typing.final
+    class TraceEntry(_message.Message):
+        DESCRIPTOR: _descriptor.Descriptor
+
+        KEY_FIELD_NUMBER: _builtins.int
+        VALUE_FIELD_NUMBER: _builtins.int
+        key: _builtins.str
+        value: _builtins.str
+        def __init__(
+            self,
+            *,
+            key: _builtins.str = ...,
+            value: _builtins.str = ...,
+        ) -> None: ...
+        _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+        def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+        _ClearFieldArgType: _TypeAlias = _typing.Literal["key", b"key", "value", b"value"]  # noqa: Y015
+        def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+        def WhichOneof(self, oneof_group: _Never) -> None: ...
+
     EVENT_ID_FIELD_NUMBER: _builtins.int
     TYPE_FIELD_NUMBER: _builtins.int
     PAYLOAD_FIELD_NUMBER: _builtins.int
     CREATED_AT_FIELD_NUMBER: _builtins.int
     DELIVERED_AT_FIELD_NUMBER: _builtins.int
     CONSUMED_BY_STEP_FIELD_NUMBER: _builtins.int
+    TRACE_FIELD_NUMBER: _builtins.int
     event_id: _builtins.int
     """Id, unique per instance, in the order in which events were stored."""
     type: _builtins.str
@@ -1751,6 +1906,10 @@ class Event(_message.Message):
     def delivered_at(self) -> _timestamp_pb2.Timestamp:
         """When a step took it. Unset: none has."""
 
+    @_builtins.property
+    def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
+        """Trace it was sent with. Unset where a call says that it leaves the payload out."""
+
     def __init__(
         self,
         *,
@@ -1760,10 +1919,11 @@ class Event(_message.Message):
         created_at: _timestamp_pb2.Timestamp | None = ...,
         delivered_at: _timestamp_pb2.Timestamp | None = ...,
         consumed_by_step: _builtins.str = ...,
+        trace: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["created_at", b"created_at", "delivered_at", b"delivered_at", "payload", b"payload"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumed_by_step", b"consumed_by_step", "created_at", b"created_at", "delivered_at", b"delivered_at", "event_id", b"event_id", "payload", b"payload", "type", b"type"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["consumed_by_step", b"consumed_by_step", "created_at", b"created_at", "delivered_at", b"delivered_at", "event_id", b"event_id", "payload", b"payload", "trace", b"trace", "type", b"type"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

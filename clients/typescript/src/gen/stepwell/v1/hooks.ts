@@ -133,6 +133,13 @@ export interface TriggerHooksItem {
    * body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters. Optional.
    */
   requestId: string;
+  /** Trace that this call is part of, as in CreateInstanceRequest. Optional. */
+  trace: { [key: string]: string };
+}
+
+export interface TriggerHooksItem_TraceEntry {
+  key: string;
+  value: string;
 }
 
 /** TriggerHooksResponse answers item by item. */
@@ -322,7 +329,16 @@ export interface Hook {
     | Date
     | undefined;
   /** When it ended. */
-  endedAt?: Date | undefined;
+  endedAt?:
+    | Date
+    | undefined;
+  /** Trace it was triggered with. Unset where a call says that it leaves the payload out. */
+  trace: { [key: string]: string };
+}
+
+export interface Hook_TraceEntry {
+  key: string;
+  value: string;
 }
 
 /** HookTarget is a webhook that hooks of a name go to. */
@@ -452,7 +468,7 @@ export const TriggerHooksRequest: MessageFns<TriggerHooksRequest> = {
 };
 
 function createBaseTriggerHooksItem(): TriggerHooksItem {
-  return { name: "", hookId: "", payload: undefined, processAt: undefined, retry: undefined, requestId: "" };
+  return { name: "", hookId: "", payload: undefined, processAt: undefined, retry: undefined, requestId: "", trace: {} };
 }
 
 export const TriggerHooksItem: MessageFns<TriggerHooksItem> = {
@@ -475,6 +491,9 @@ export const TriggerHooksItem: MessageFns<TriggerHooksItem> = {
     if (message.requestId !== "") {
       writer.uint32(50).string(message.requestId);
     }
+    globalThis.Object.entries(message.trace).forEach(([key, value]: [string, string]) => {
+      TriggerHooksItem_TraceEntry.encode({ key: key as any, value }, writer.uint32(58).fork()).join();
+    });
     return writer;
   },
 
@@ -539,6 +558,17 @@ export const TriggerHooksItem: MessageFns<TriggerHooksItem> = {
             message.requestId = reader.string();
             continue;
           }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            const entry7 = TriggerHooksItem_TraceEntry.decode(reader, reader.uint32());
+            if (entry7.value !== undefined) {
+              message.trace[entry7.key] = entry7.value;
+            }
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -571,6 +601,20 @@ export const TriggerHooksItem: MessageFns<TriggerHooksItem> = {
         : isSet(object.request_id)
         ? globalThis.String(object.request_id)
         : "",
+      trace: isObject(object.trace)
+        ? (globalThis.Object.entries(object.trace) as [string, any][]).reduce(
+          (acc: { [key: string]: string }, [key, value]: [string, any]) => {
+            globalThis.Object.defineProperty(acc, key, {
+              value: globalThis.String(value),
+              enumerable: true,
+              configurable: true,
+              writable: true,
+            });
+            return acc;
+          },
+          {},
+        )
+        : {},
     };
   },
 
@@ -594,6 +638,15 @@ export const TriggerHooksItem: MessageFns<TriggerHooksItem> = {
     if (message.requestId !== "") {
       obj.requestId = message.requestId;
     }
+    if (message.trace) {
+      const entries = globalThis.Object.entries(message.trace) as [string, string][];
+      if (entries.length > 0) {
+        obj.trace = {};
+        entries.forEach(([k, v]) => {
+          obj.trace[k] = v;
+        });
+      }
+    }
     return obj;
   },
 
@@ -612,6 +665,100 @@ export const TriggerHooksItem: MessageFns<TriggerHooksItem> = {
       ? RetryPolicy.fromPartial(object.retry)
       : undefined;
     message.requestId = object.requestId ?? "";
+    message.trace = (globalThis.Object.entries(object.trace ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    return message;
+  },
+};
+
+function createBaseTriggerHooksItem_TraceEntry(): TriggerHooksItem_TraceEntry {
+  return { key: "", value: "" };
+}
+
+export const TriggerHooksItem_TraceEntry: MessageFns<TriggerHooksItem_TraceEntry> = {
+  encode(message: TriggerHooksItem_TraceEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): TriggerHooksItem_TraceEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTriggerHooksItem_TraceEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): TriggerHooksItem_TraceEntry {
+    return {
+      key: isSet(object.key) ? globalThis.String(object.key) : "",
+      value: isSet(object.value) ? globalThis.String(object.value) : "",
+    };
+  },
+
+  toJSON(message: TriggerHooksItem_TraceEntry): unknown {
+    const obj: any = {};
+    if (message.key !== "") {
+      obj.key = message.key;
+    }
+    if (message.value !== "") {
+      obj.value = message.value;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<TriggerHooksItem_TraceEntry>, I>>(base?: I): TriggerHooksItem_TraceEntry {
+    return TriggerHooksItem_TraceEntry.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<TriggerHooksItem_TraceEntry>, I>>(object: I): TriggerHooksItem_TraceEntry {
+    const message = createBaseTriggerHooksItem_TraceEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
     return message;
   },
 };
@@ -2136,6 +2283,7 @@ function createBaseHook(): Hook {
     lastAttemptAt: undefined,
     nextAttemptAt: undefined,
     endedAt: undefined,
+    trace: {},
   };
 }
 
@@ -2180,6 +2328,9 @@ export const Hook: MessageFns<Hook> = {
     if (message.endedAt !== undefined) {
       Timestamp.encode(toTimestamp(message.endedAt), writer.uint32(106).fork()).join();
     }
+    globalThis.Object.entries(message.trace).forEach(([key, value]: [string, string]) => {
+      Hook_TraceEntry.encode({ key: key as any, value }, writer.uint32(114).fork()).join();
+    });
     return writer;
   },
 
@@ -2300,6 +2451,17 @@ export const Hook: MessageFns<Hook> = {
             message.endedAt = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
             continue;
           }
+          case 14: {
+            if (tag !== 114) {
+              break;
+            }
+
+            const entry14 = Hook_TraceEntry.decode(reader, reader.uint32());
+            if (entry14.value !== undefined) {
+              message.trace[entry14.key] = entry14.value;
+            }
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -2355,6 +2517,20 @@ export const Hook: MessageFns<Hook> = {
         : isSet(object.ended_at)
         ? fromJsonTimestamp(object.ended_at)
         : undefined,
+      trace: isObject(object.trace)
+        ? (globalThis.Object.entries(object.trace) as [string, any][]).reduce(
+          (acc: { [key: string]: string }, [key, value]: [string, any]) => {
+            globalThis.Object.defineProperty(acc, key, {
+              value: globalThis.String(value),
+              enumerable: true,
+              configurable: true,
+              writable: true,
+            });
+            return acc;
+          },
+          {},
+        )
+        : {},
     };
   },
 
@@ -2399,6 +2575,15 @@ export const Hook: MessageFns<Hook> = {
     if (message.endedAt !== undefined) {
       obj.endedAt = message.endedAt.toISOString();
     }
+    if (message.trace) {
+      const entries = globalThis.Object.entries(message.trace) as [string, string][];
+      if (entries.length > 0) {
+        obj.trace = {};
+        entries.forEach(([k, v]) => {
+          obj.trace[k] = v;
+        });
+      }
+    }
     return obj;
   },
 
@@ -2426,6 +2611,100 @@ export const Hook: MessageFns<Hook> = {
     message.lastAttemptAt = object.lastAttemptAt ?? undefined;
     message.nextAttemptAt = object.nextAttemptAt ?? undefined;
     message.endedAt = object.endedAt ?? undefined;
+    message.trace = (globalThis.Object.entries(object.trace ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    return message;
+  },
+};
+
+function createBaseHook_TraceEntry(): Hook_TraceEntry {
+  return { key: "", value: "" };
+}
+
+export const Hook_TraceEntry: MessageFns<Hook_TraceEntry> = {
+  encode(message: Hook_TraceEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Hook_TraceEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseHook_TraceEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): Hook_TraceEntry {
+    return {
+      key: isSet(object.key) ? globalThis.String(object.key) : "",
+      value: isSet(object.value) ? globalThis.String(object.value) : "",
+    };
+  },
+
+  toJSON(message: Hook_TraceEntry): unknown {
+    const obj: any = {};
+    if (message.key !== "") {
+      obj.key = message.key;
+    }
+    if (message.value !== "") {
+      obj.value = message.value;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<Hook_TraceEntry>, I>>(base?: I): Hook_TraceEntry {
+    return Hook_TraceEntry.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<Hook_TraceEntry>, I>>(object: I): Hook_TraceEntry {
+    const message = createBaseHook_TraceEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
     return message;
   },
 };
@@ -3156,6 +3435,10 @@ function fromJsonTimestamp(o: any): Date {
   } else {
     return fromTimestamp(Timestamp.fromJSON(o));
   }
+}
+
+function isObject(value: any): boolean {
+  return typeof value === "object" && value !== null;
 }
 
 function isSet(value: any): boolean {

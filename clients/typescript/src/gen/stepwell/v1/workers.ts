@@ -521,10 +521,11 @@ export interface HeldTask {
   fence: bigint;
 }
 
-/** Credit adds to the number of tasks that the server may send. Each Task uses one up. A new stream begins with none. */
+/**
+ * Credit adds to the number of tasks that the server may send, of whatever kind: there is one pool. Each Task that hands out a lease
+ * uses one up; a Task that answers NeedState does not. A new stream begins with none.
+ */
 export interface Credit {
-  /** Kind of handler that the credit is for. */
-  kind: HandlerKind;
   /** Tasks to add. Zero or negative is INVALID_FIELD; what exceeds Welcome.max_credit in all is dropped. */
   tasks: number;
 }
@@ -750,7 +751,7 @@ export interface Welcome {
   reconnectGrace?:
     | Duration
     | undefined;
-  /** Most tasks that credit can add up to, per kind. */
+  /** Most tasks that credit can add up to. */
   maxCredit: number;
   /** Of the tasks in Hello.held, those that the worker still holds. Drop the others. */
   held: HeldTask[];
@@ -772,6 +773,8 @@ export interface Task {
   key: string;
   /** Why it is due. */
   reason: TaskReason;
+  /** Trace that the instance was created or the hook triggered with. */
+  trace: { [key: string]: string };
   /** What the handler gets, by kind. */
   input?:
     | //
@@ -781,6 +784,11 @@ export interface Task {
     /** For HANDLER_KIND_HOOK. */
     { $case: "hook"; value: HookInput }
     | undefined;
+}
+
+export interface Task_TraceEntry {
+  key: string;
+  value: string;
 }
 
 /** WorkflowInput is a run to execute from the top, with what is known already. */
@@ -874,8 +882,18 @@ export interface StepState {
   eventAt?:
     | Date
     | undefined;
-  /** Last instant at which the open execution may still return, by the database's clock. For virtual clocks. */
-  deadlineAt?: Date | undefined;
+  /**
+   * Most executions of its body, as stored with the first one: the policy that the code names by now does not change it.
+   * 0: no maximum, or it has no body.
+   */
+  maxAttempts: number;
+  /** Of a wait that an event ended: the trace that the event was sent with. */
+  trace: { [key: string]: string };
+}
+
+export interface StepState_TraceEntry {
+  key: string;
+  value: string;
 }
 
 /** Ack says that a frame is durable. */
@@ -3748,14 +3766,11 @@ export const HeldTask: MessageFns<HeldTask> = {
 };
 
 function createBaseCredit(): Credit {
-  return { kind: 0, tasks: 0 };
+  return { tasks: 0 };
 }
 
 export const Credit: MessageFns<Credit> = {
   encode(message: Credit, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
-    if (message.kind !== 0) {
-      writer.uint32(8).int32(message.kind);
-    }
     if (message.tasks !== 0) {
       writer.uint32(16).int32(message.tasks);
     }
@@ -3775,14 +3790,6 @@ export const Credit: MessageFns<Credit> = {
       while (reader.pos < end) {
         const tag = reader.uint32();
         switch (tag >>> 3) {
-          case 1: {
-            if (tag !== 8) {
-              break;
-            }
-
-            message.kind = reader.int32() as any;
-            continue;
-          }
           case 2: {
             if (tag !== 16) {
               break;
@@ -3804,17 +3811,11 @@ export const Credit: MessageFns<Credit> = {
   },
 
   fromJSON(object: any): Credit {
-    return {
-      kind: isSet(object.kind) ? handlerKindFromJSON(object.kind) : 0,
-      tasks: isSet(object.tasks) ? globalThis.Number(object.tasks) : 0,
-    };
+    return { tasks: isSet(object.tasks) ? globalThis.Number(object.tasks) : 0 };
   },
 
   toJSON(message: Credit): unknown {
     const obj: any = {};
-    if (message.kind !== 0) {
-      obj.kind = handlerKindToJSON(message.kind);
-    }
     if (message.tasks !== 0) {
       obj.tasks = Math.round(message.tasks);
     }
@@ -3826,7 +3827,6 @@ export const Credit: MessageFns<Credit> = {
   },
   fromPartial<I extends Exact<DeepPartial<Credit>, I>>(object: I): Credit {
     const message = createBaseCredit();
-    message.kind = object.kind ?? 0;
     message.tasks = object.tasks ?? 0;
     return message;
   },
@@ -5484,7 +5484,7 @@ export const Welcome: MessageFns<Welcome> = {
 };
 
 function createBaseTask(): Task {
-  return { handler: undefined, key: "", reason: 0, input: undefined };
+  return { handler: undefined, key: "", reason: 0, trace: {}, input: undefined };
 }
 
 export const Task: MessageFns<Task> = {
@@ -5498,6 +5498,9 @@ export const Task: MessageFns<Task> = {
     if (message.reason !== 0) {
       writer.uint32(24).int32(message.reason);
     }
+    globalThis.Object.entries(message.trace).forEach(([key, value]: [string, string]) => {
+      Task_TraceEntry.encode({ key: key as any, value }, writer.uint32(34).fork()).join();
+    });
     switch (message.input?.$case) {
       case "workflow":
         WorkflowInput.encode(message.input.value, writer.uint32(82).fork()).join();
@@ -5546,6 +5549,17 @@ export const Task: MessageFns<Task> = {
             message.reason = reader.int32() as any;
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            const entry4 = Task_TraceEntry.decode(reader, reader.uint32());
+            if (entry4.value !== undefined) {
+              message.trace[entry4.key] = entry4.value;
+            }
+            continue;
+          }
           case 10: {
             if (tag !== 82) {
               break;
@@ -5579,6 +5593,20 @@ export const Task: MessageFns<Task> = {
       handler: isSet(object.handler) ? HandlerRef.fromJSON(object.handler) : undefined,
       key: isSet(object.key) ? globalThis.String(object.key) : "",
       reason: isSet(object.reason) ? taskReasonFromJSON(object.reason) : 0,
+      trace: isObject(object.trace)
+        ? (globalThis.Object.entries(object.trace) as [string, any][]).reduce(
+          (acc: { [key: string]: string }, [key, value]: [string, any]) => {
+            globalThis.Object.defineProperty(acc, key, {
+              value: globalThis.String(value),
+              enumerable: true,
+              configurable: true,
+              writable: true,
+            });
+            return acc;
+          },
+          {},
+        )
+        : {},
       input: isSet(object.workflow)
         ? { $case: "workflow", value: WorkflowInput.fromJSON(object.workflow) }
         : isSet(object.hook)
@@ -5598,6 +5626,15 @@ export const Task: MessageFns<Task> = {
     if (message.reason !== 0) {
       obj.reason = taskReasonToJSON(message.reason);
     }
+    if (message.trace) {
+      const entries = globalThis.Object.entries(message.trace) as [string, string][];
+      if (entries.length > 0) {
+        obj.trace = {};
+        entries.forEach(([k, v]) => {
+          obj.trace[k] = v;
+        });
+      }
+    }
     if (message.input?.$case === "workflow") {
       obj.workflow = WorkflowInput.toJSON(message.input.value);
     } else if (message.input?.$case === "hook") {
@@ -5616,6 +5653,15 @@ export const Task: MessageFns<Task> = {
       : undefined;
     message.key = object.key ?? "";
     message.reason = object.reason ?? 0;
+    message.trace = (globalThis.Object.entries(object.trace ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
     switch (object.input?.$case) {
       case "workflow": {
         if (object.input?.value !== undefined && object.input?.value !== null) {
@@ -5630,6 +5676,91 @@ export const Task: MessageFns<Task> = {
         break;
       }
     }
+    return message;
+  },
+};
+
+function createBaseTask_TraceEntry(): Task_TraceEntry {
+  return { key: "", value: "" };
+}
+
+export const Task_TraceEntry: MessageFns<Task_TraceEntry> = {
+  encode(message: Task_TraceEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Task_TraceEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseTask_TraceEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): Task_TraceEntry {
+    return {
+      key: isSet(object.key) ? globalThis.String(object.key) : "",
+      value: isSet(object.value) ? globalThis.String(object.value) : "",
+    };
+  },
+
+  toJSON(message: Task_TraceEntry): unknown {
+    const obj: any = {};
+    if (message.key !== "") {
+      obj.key = message.key;
+    }
+    if (message.value !== "") {
+      obj.value = message.value;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<Task_TraceEntry>, I>>(base?: I): Task_TraceEntry {
+    return Task_TraceEntry.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<Task_TraceEntry>, I>>(object: I): Task_TraceEntry {
+    const message = createBaseTask_TraceEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
     return message;
   },
 };
@@ -6173,7 +6304,8 @@ function createBaseStepState(): StepState {
     wakeAt: undefined,
     eventType: "",
     eventAt: undefined,
-    deadlineAt: undefined,
+    maxAttempts: 0,
+    trace: {},
   };
 }
 
@@ -6206,9 +6338,12 @@ export const StepState: MessageFns<StepState> = {
     if (message.eventAt !== undefined) {
       Timestamp.encode(toTimestamp(message.eventAt), writer.uint32(74).fork()).join();
     }
-    if (message.deadlineAt !== undefined) {
-      Timestamp.encode(toTimestamp(message.deadlineAt), writer.uint32(82).fork()).join();
+    if (message.maxAttempts !== 0) {
+      writer.uint32(88).int32(message.maxAttempts);
     }
+    globalThis.Object.entries(message.trace).forEach(([key, value]: [string, string]) => {
+      StepState_TraceEntry.encode({ key: key as any, value }, writer.uint32(98).fork()).join();
+    });
     return writer;
   },
 
@@ -6297,12 +6432,23 @@ export const StepState: MessageFns<StepState> = {
             message.eventAt = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
             continue;
           }
-          case 10: {
-            if (tag !== 82) {
+          case 11: {
+            if (tag !== 88) {
               break;
             }
 
-            message.deadlineAt = fromTimestamp(Timestamp.decode(reader, reader.uint32()));
+            message.maxAttempts = reader.int32();
+            continue;
+          }
+          case 12: {
+            if (tag !== 98) {
+              break;
+            }
+
+            const entry12 = StepState_TraceEntry.decode(reader, reader.uint32());
+            if (entry12.value !== undefined) {
+              message.trace[entry12.key] = entry12.value;
+            }
             continue;
           }
         }
@@ -6340,11 +6486,25 @@ export const StepState: MessageFns<StepState> = {
         : isSet(object.event_at)
         ? fromJsonTimestamp(object.event_at)
         : undefined,
-      deadlineAt: isSet(object.deadlineAt)
-        ? fromJsonTimestamp(object.deadlineAt)
-        : isSet(object.deadline_at)
-        ? fromJsonTimestamp(object.deadline_at)
-        : undefined,
+      maxAttempts: isSet(object.maxAttempts)
+        ? globalThis.Number(object.maxAttempts)
+        : isSet(object.max_attempts)
+        ? globalThis.Number(object.max_attempts)
+        : 0,
+      trace: isObject(object.trace)
+        ? (globalThis.Object.entries(object.trace) as [string, any][]).reduce(
+          (acc: { [key: string]: string }, [key, value]: [string, any]) => {
+            globalThis.Object.defineProperty(acc, key, {
+              value: globalThis.String(value),
+              enumerable: true,
+              configurable: true,
+              writable: true,
+            });
+            return acc;
+          },
+          {},
+        )
+        : {},
     };
   },
 
@@ -6377,8 +6537,17 @@ export const StepState: MessageFns<StepState> = {
     if (message.eventAt !== undefined) {
       obj.eventAt = message.eventAt.toISOString();
     }
-    if (message.deadlineAt !== undefined) {
-      obj.deadlineAt = message.deadlineAt.toISOString();
+    if (message.maxAttempts !== 0) {
+      obj.maxAttempts = Math.round(message.maxAttempts);
+    }
+    if (message.trace) {
+      const entries = globalThis.Object.entries(message.trace) as [string, string][];
+      if (entries.length > 0) {
+        obj.trace = {};
+        entries.forEach(([k, v]) => {
+          obj.trace[k] = v;
+        });
+      }
     }
     return obj;
   },
@@ -6401,7 +6570,101 @@ export const StepState: MessageFns<StepState> = {
     message.wakeAt = object.wakeAt ?? undefined;
     message.eventType = object.eventType ?? "";
     message.eventAt = object.eventAt ?? undefined;
-    message.deadlineAt = object.deadlineAt ?? undefined;
+    message.maxAttempts = object.maxAttempts ?? 0;
+    message.trace = (globalThis.Object.entries(object.trace ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    return message;
+  },
+};
+
+function createBaseStepState_TraceEntry(): StepState_TraceEntry {
+  return { key: "", value: "" };
+}
+
+export const StepState_TraceEntry: MessageFns<StepState_TraceEntry> = {
+  encode(message: StepState_TraceEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): StepState_TraceEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseStepState_TraceEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): StepState_TraceEntry {
+    return {
+      key: isSet(object.key) ? globalThis.String(object.key) : "",
+      value: isSet(object.value) ? globalThis.String(object.value) : "",
+    };
+  },
+
+  toJSON(message: StepState_TraceEntry): unknown {
+    const obj: any = {};
+    if (message.key !== "") {
+      obj.key = message.key;
+    }
+    if (message.value !== "") {
+      obj.value = message.value;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<StepState_TraceEntry>, I>>(base?: I): StepState_TraceEntry {
+    return StepState_TraceEntry.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<StepState_TraceEntry>, I>>(object: I): StepState_TraceEntry {
+    const message = createBaseStepState_TraceEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
     return message;
   },
 };
@@ -7242,6 +7505,10 @@ function fromJsonTimestamp(o: any): Date {
   } else {
     return fromTimestamp(Timestamp.fromJSON(o));
   }
+}
+
+function isObject(value: any): boolean {
+  return typeof value === "object" && value !== null;
 }
 
 function isSet(value: any): boolean {

@@ -234,7 +234,7 @@ export function stepStatusToJSON(object: StepStatus): string {
 export enum InstanceView {
   /** INSTANCE_VIEW_UNSPECIFIED - Not said: the method's default applies. */
   INSTANCE_VIEW_UNSPECIFIED = 0,
-  /** INSTANCE_VIEW_BASIC - Everything but params and output. */
+  /** INSTANCE_VIEW_BASIC - Everything but params, output and trace. */
   INSTANCE_VIEW_BASIC = 1,
   /** INSTANCE_VIEW_FULL - Everything. */
   INSTANCE_VIEW_FULL = 2,
@@ -403,9 +403,21 @@ export interface CreateInstanceRequest {
    * body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters. Optional.
    */
   requestId: string;
+  /**
+   * Trace that this call is part of, by the names of W3C Trace Context and Baggage: "traceparent", "tracestate", "baggage". It is
+   * stored and handed to the code that is executed, unread. At most 8 entries and 4,096 bytes in all; names are 1 to 64 lower-case
+   * letters, digits, "-" or "_", values printable ASCII (INVALID_FIELD). A repetition of the call may bring another one: it is
+   * the same request, and the first trace stands. Optional.
+   */
+  trace: { [key: string]: string };
 }
 
 export interface CreateInstanceRequest_LabelsEntry {
+  key: string;
+  value: string;
+}
+
+export interface CreateInstanceRequest_TraceEntry {
   key: string;
   value: string;
 }
@@ -443,9 +455,16 @@ export interface CreateInstancesItem {
   labels: { [key: string]: string };
   /** Makes this item safe to repeat, as in CreateInstanceRequest. Optional. */
   requestId: string;
+  /** Trace that this call is part of, as in CreateInstanceRequest. Optional. */
+  trace: { [key: string]: string };
 }
 
 export interface CreateInstancesItem_LabelsEntry {
+  key: string;
+  value: string;
+}
+
+export interface CreateInstancesItem_TraceEntry {
   key: string;
   value: string;
 }
@@ -627,6 +646,13 @@ export interface SendEventRequest {
     | undefined;
   /** Makes the call safe to repeat for 24 hours, as in CreateInstanceRequest. Optional. */
   requestId: string;
+  /** Trace that this call is part of, as in CreateInstanceRequest. Optional. */
+  trace: { [key: string]: string };
+}
+
+export interface SendEventRequest_TraceEntry {
+  key: string;
+  value: string;
 }
 
 /** SendEventResponse says that the event is stored. */
@@ -664,6 +690,13 @@ export interface SendEventsItem {
     | undefined;
   /** Makes this item safe to repeat, as in CreateInstanceRequest. Optional. */
   requestId: string;
+  /** Trace that this call is part of, as in CreateInstanceRequest. Optional. */
+  trace: { [key: string]: string };
+}
+
+export interface SendEventsItem_TraceEntry {
+  key: string;
+  value: string;
 }
 
 /** SendEventsResponse answers item by item. */
@@ -865,9 +898,16 @@ export interface Instance {
     | undefined;
   /** Grows with every change of the instance or its steps. For WatchInstances. */
   revision: bigint;
+  /** Trace it was created with. Not in INSTANCE_VIEW_BASIC. */
+  trace: { [key: string]: string };
 }
 
 export interface Instance_LabelsEntry {
+  key: string;
+  value: string;
+}
+
+export interface Instance_TraceEntry {
   key: string;
   value: string;
 }
@@ -949,6 +989,13 @@ export interface Event {
     | undefined;
   /** Name of the step that took it. */
   consumedByStep: string;
+  /** Trace it was sent with. Unset where a call says that it leaves the payload out. */
+  trace: { [key: string]: string };
+}
+
+export interface Event_TraceEntry {
+  key: string;
+  value: string;
 }
 
 function createBaseListWorkflowsRequest(): ListWorkflowsRequest {
@@ -1152,7 +1199,16 @@ export const ListWorkflowsResponse: MessageFns<ListWorkflowsResponse> = {
 };
 
 function createBaseCreateInstanceRequest(): CreateInstanceRequest {
-  return { namespace: "", workflow: "", instanceId: "", params: undefined, labels: {}, wait: undefined, requestId: "" };
+  return {
+    namespace: "",
+    workflow: "",
+    instanceId: "",
+    params: undefined,
+    labels: {},
+    wait: undefined,
+    requestId: "",
+    trace: {},
+  };
 }
 
 export const CreateInstanceRequest: MessageFns<CreateInstanceRequest> = {
@@ -1178,6 +1234,9 @@ export const CreateInstanceRequest: MessageFns<CreateInstanceRequest> = {
     if (message.requestId !== "") {
       writer.uint32(58).string(message.requestId);
     }
+    globalThis.Object.entries(message.trace).forEach(([key, value]: [string, string]) => {
+      CreateInstanceRequest_TraceEntry.encode({ key: key as any, value }, writer.uint32(66).fork()).join();
+    });
     return writer;
   },
 
@@ -1253,6 +1312,17 @@ export const CreateInstanceRequest: MessageFns<CreateInstanceRequest> = {
             message.requestId = reader.string();
             continue;
           }
+          case 8: {
+            if (tag !== 66) {
+              break;
+            }
+
+            const entry8 = CreateInstanceRequest_TraceEntry.decode(reader, reader.uint32());
+            if (entry8.value !== undefined) {
+              message.trace[entry8.key] = entry8.value;
+            }
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1295,6 +1365,20 @@ export const CreateInstanceRequest: MessageFns<CreateInstanceRequest> = {
         : isSet(object.request_id)
         ? globalThis.String(object.request_id)
         : "",
+      trace: isObject(object.trace)
+        ? (globalThis.Object.entries(object.trace) as [string, any][]).reduce(
+          (acc: { [key: string]: string }, [key, value]: [string, any]) => {
+            globalThis.Object.defineProperty(acc, key, {
+              value: globalThis.String(value),
+              enumerable: true,
+              configurable: true,
+              writable: true,
+            });
+            return acc;
+          },
+          {},
+        )
+        : {},
     };
   },
 
@@ -1327,6 +1411,15 @@ export const CreateInstanceRequest: MessageFns<CreateInstanceRequest> = {
     if (message.requestId !== "") {
       obj.requestId = message.requestId;
     }
+    if (message.trace) {
+      const entries = globalThis.Object.entries(message.trace) as [string, string][];
+      if (entries.length > 0) {
+        obj.trace = {};
+        entries.forEach(([k, v]) => {
+          obj.trace[k] = v;
+        });
+      }
+    }
     return obj;
   },
 
@@ -1352,6 +1445,15 @@ export const CreateInstanceRequest: MessageFns<CreateInstanceRequest> = {
     );
     message.wait = (object.wait !== undefined && object.wait !== null) ? Duration.fromPartial(object.wait) : undefined;
     message.requestId = object.requestId ?? "";
+    message.trace = (globalThis.Object.entries(object.trace ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
     return message;
   },
 };
@@ -1439,6 +1541,95 @@ export const CreateInstanceRequest_LabelsEntry: MessageFns<CreateInstanceRequest
     object: I,
   ): CreateInstanceRequest_LabelsEntry {
     const message = createBaseCreateInstanceRequest_LabelsEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
+    return message;
+  },
+};
+
+function createBaseCreateInstanceRequest_TraceEntry(): CreateInstanceRequest_TraceEntry {
+  return { key: "", value: "" };
+}
+
+export const CreateInstanceRequest_TraceEntry: MessageFns<CreateInstanceRequest_TraceEntry> = {
+  encode(message: CreateInstanceRequest_TraceEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): CreateInstanceRequest_TraceEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseCreateInstanceRequest_TraceEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): CreateInstanceRequest_TraceEntry {
+    return {
+      key: isSet(object.key) ? globalThis.String(object.key) : "",
+      value: isSet(object.value) ? globalThis.String(object.value) : "",
+    };
+  },
+
+  toJSON(message: CreateInstanceRequest_TraceEntry): unknown {
+    const obj: any = {};
+    if (message.key !== "") {
+      obj.key = message.key;
+    }
+    if (message.value !== "") {
+      obj.value = message.value;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<CreateInstanceRequest_TraceEntry>, I>>(
+    base?: I,
+  ): CreateInstanceRequest_TraceEntry {
+    return CreateInstanceRequest_TraceEntry.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<CreateInstanceRequest_TraceEntry>, I>>(
+    object: I,
+  ): CreateInstanceRequest_TraceEntry {
+    const message = createBaseCreateInstanceRequest_TraceEntry();
     message.key = object.key ?? "";
     message.value = object.value ?? "";
     return message;
@@ -1622,7 +1813,7 @@ export const CreateInstancesRequest: MessageFns<CreateInstancesRequest> = {
 };
 
 function createBaseCreateInstancesItem(): CreateInstancesItem {
-  return { workflow: "", instanceId: "", params: undefined, labels: {}, requestId: "" };
+  return { workflow: "", instanceId: "", params: undefined, labels: {}, requestId: "", trace: {} };
 }
 
 export const CreateInstancesItem: MessageFns<CreateInstancesItem> = {
@@ -1642,6 +1833,9 @@ export const CreateInstancesItem: MessageFns<CreateInstancesItem> = {
     if (message.requestId !== "") {
       writer.uint32(42).string(message.requestId);
     }
+    globalThis.Object.entries(message.trace).forEach(([key, value]: [string, string]) => {
+      CreateInstancesItem_TraceEntry.encode({ key: key as any, value }, writer.uint32(50).fork()).join();
+    });
     return writer;
   },
 
@@ -1701,6 +1895,17 @@ export const CreateInstancesItem: MessageFns<CreateInstancesItem> = {
             message.requestId = reader.string();
             continue;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            const entry6 = CreateInstancesItem_TraceEntry.decode(reader, reader.uint32());
+            if (entry6.value !== undefined) {
+              message.trace[entry6.key] = entry6.value;
+            }
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -1741,6 +1946,20 @@ export const CreateInstancesItem: MessageFns<CreateInstancesItem> = {
         : isSet(object.request_id)
         ? globalThis.String(object.request_id)
         : "",
+      trace: isObject(object.trace)
+        ? (globalThis.Object.entries(object.trace) as [string, any][]).reduce(
+          (acc: { [key: string]: string }, [key, value]: [string, any]) => {
+            globalThis.Object.defineProperty(acc, key, {
+              value: globalThis.String(value),
+              enumerable: true,
+              configurable: true,
+              writable: true,
+            });
+            return acc;
+          },
+          {},
+        )
+        : {},
     };
   },
 
@@ -1767,6 +1986,15 @@ export const CreateInstancesItem: MessageFns<CreateInstancesItem> = {
     if (message.requestId !== "") {
       obj.requestId = message.requestId;
     }
+    if (message.trace) {
+      const entries = globalThis.Object.entries(message.trace) as [string, string][];
+      if (entries.length > 0) {
+        obj.trace = {};
+        entries.forEach(([k, v]) => {
+          obj.trace[k] = v;
+        });
+      }
+    }
     return obj;
   },
 
@@ -1790,6 +2018,15 @@ export const CreateInstancesItem: MessageFns<CreateInstancesItem> = {
       {},
     );
     message.requestId = object.requestId ?? "";
+    message.trace = (globalThis.Object.entries(object.trace ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
     return message;
   },
 };
@@ -1875,6 +2112,93 @@ export const CreateInstancesItem_LabelsEntry: MessageFns<CreateInstancesItem_Lab
     object: I,
   ): CreateInstancesItem_LabelsEntry {
     const message = createBaseCreateInstancesItem_LabelsEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
+    return message;
+  },
+};
+
+function createBaseCreateInstancesItem_TraceEntry(): CreateInstancesItem_TraceEntry {
+  return { key: "", value: "" };
+}
+
+export const CreateInstancesItem_TraceEntry: MessageFns<CreateInstancesItem_TraceEntry> = {
+  encode(message: CreateInstancesItem_TraceEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): CreateInstancesItem_TraceEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseCreateInstancesItem_TraceEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): CreateInstancesItem_TraceEntry {
+    return {
+      key: isSet(object.key) ? globalThis.String(object.key) : "",
+      value: isSet(object.value) ? globalThis.String(object.value) : "",
+    };
+  },
+
+  toJSON(message: CreateInstancesItem_TraceEntry): unknown {
+    const obj: any = {};
+    if (message.key !== "") {
+      obj.key = message.key;
+    }
+    if (message.value !== "") {
+      obj.value = message.value;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<CreateInstancesItem_TraceEntry>, I>>(base?: I): CreateInstancesItem_TraceEntry {
+    return CreateInstancesItem_TraceEntry.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<CreateInstancesItem_TraceEntry>, I>>(
+    object: I,
+  ): CreateInstancesItem_TraceEntry {
+    const message = createBaseCreateInstancesItem_TraceEntry();
     message.key = object.key ?? "";
     message.value = object.value ?? "";
     return message;
@@ -3527,7 +3851,7 @@ export const RestartInstanceResponse: MessageFns<RestartInstanceResponse> = {
 };
 
 function createBaseSendEventRequest(): SendEventRequest {
-  return { namespace: "", workflow: "", instanceId: "", type: "", payload: undefined, requestId: "" };
+  return { namespace: "", workflow: "", instanceId: "", type: "", payload: undefined, requestId: "", trace: {} };
 }
 
 export const SendEventRequest: MessageFns<SendEventRequest> = {
@@ -3550,6 +3874,9 @@ export const SendEventRequest: MessageFns<SendEventRequest> = {
     if (message.requestId !== "") {
       writer.uint32(50).string(message.requestId);
     }
+    globalThis.Object.entries(message.trace).forEach(([key, value]: [string, string]) => {
+      SendEventRequest_TraceEntry.encode({ key: key as any, value }, writer.uint32(58).fork()).join();
+    });
     return writer;
   },
 
@@ -3614,6 +3941,17 @@ export const SendEventRequest: MessageFns<SendEventRequest> = {
             message.requestId = reader.string();
             continue;
           }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            const entry7 = SendEventRequest_TraceEntry.decode(reader, reader.uint32());
+            if (entry7.value !== undefined) {
+              message.trace[entry7.key] = entry7.value;
+            }
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3642,6 +3980,20 @@ export const SendEventRequest: MessageFns<SendEventRequest> = {
         : isSet(object.request_id)
         ? globalThis.String(object.request_id)
         : "",
+      trace: isObject(object.trace)
+        ? (globalThis.Object.entries(object.trace) as [string, any][]).reduce(
+          (acc: { [key: string]: string }, [key, value]: [string, any]) => {
+            globalThis.Object.defineProperty(acc, key, {
+              value: globalThis.String(value),
+              enumerable: true,
+              configurable: true,
+              writable: true,
+            });
+            return acc;
+          },
+          {},
+        )
+        : {},
     };
   },
 
@@ -3665,6 +4017,15 @@ export const SendEventRequest: MessageFns<SendEventRequest> = {
     if (message.requestId !== "") {
       obj.requestId = message.requestId;
     }
+    if (message.trace) {
+      const entries = globalThis.Object.entries(message.trace) as [string, string][];
+      if (entries.length > 0) {
+        obj.trace = {};
+        entries.forEach(([k, v]) => {
+          obj.trace[k] = v;
+        });
+      }
+    }
     return obj;
   },
 
@@ -3681,6 +4042,100 @@ export const SendEventRequest: MessageFns<SendEventRequest> = {
       ? Payload.fromPartial(object.payload)
       : undefined;
     message.requestId = object.requestId ?? "";
+    message.trace = (globalThis.Object.entries(object.trace ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    return message;
+  },
+};
+
+function createBaseSendEventRequest_TraceEntry(): SendEventRequest_TraceEntry {
+  return { key: "", value: "" };
+}
+
+export const SendEventRequest_TraceEntry: MessageFns<SendEventRequest_TraceEntry> = {
+  encode(message: SendEventRequest_TraceEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SendEventRequest_TraceEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSendEventRequest_TraceEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): SendEventRequest_TraceEntry {
+    return {
+      key: isSet(object.key) ? globalThis.String(object.key) : "",
+      value: isSet(object.value) ? globalThis.String(object.value) : "",
+    };
+  },
+
+  toJSON(message: SendEventRequest_TraceEntry): unknown {
+    const obj: any = {};
+    if (message.key !== "") {
+      obj.key = message.key;
+    }
+    if (message.value !== "") {
+      obj.value = message.value;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<SendEventRequest_TraceEntry>, I>>(base?: I): SendEventRequest_TraceEntry {
+    return SendEventRequest_TraceEntry.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<SendEventRequest_TraceEntry>, I>>(object: I): SendEventRequest_TraceEntry {
+    const message = createBaseSendEventRequest_TraceEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
     return message;
   },
 };
@@ -3856,7 +4311,7 @@ export const SendEventsRequest: MessageFns<SendEventsRequest> = {
 };
 
 function createBaseSendEventsItem(): SendEventsItem {
-  return { workflow: "", instanceId: "", type: "", payload: undefined, requestId: "" };
+  return { workflow: "", instanceId: "", type: "", payload: undefined, requestId: "", trace: {} };
 }
 
 export const SendEventsItem: MessageFns<SendEventsItem> = {
@@ -3876,6 +4331,9 @@ export const SendEventsItem: MessageFns<SendEventsItem> = {
     if (message.requestId !== "") {
       writer.uint32(42).string(message.requestId);
     }
+    globalThis.Object.entries(message.trace).forEach(([key, value]: [string, string]) => {
+      SendEventsItem_TraceEntry.encode({ key: key as any, value }, writer.uint32(50).fork()).join();
+    });
     return writer;
   },
 
@@ -3932,6 +4390,17 @@ export const SendEventsItem: MessageFns<SendEventsItem> = {
             message.requestId = reader.string();
             continue;
           }
+          case 6: {
+            if (tag !== 50) {
+              break;
+            }
+
+            const entry6 = SendEventsItem_TraceEntry.decode(reader, reader.uint32());
+            if (entry6.value !== undefined) {
+              message.trace[entry6.key] = entry6.value;
+            }
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -3959,6 +4428,20 @@ export const SendEventsItem: MessageFns<SendEventsItem> = {
         : isSet(object.request_id)
         ? globalThis.String(object.request_id)
         : "",
+      trace: isObject(object.trace)
+        ? (globalThis.Object.entries(object.trace) as [string, any][]).reduce(
+          (acc: { [key: string]: string }, [key, value]: [string, any]) => {
+            globalThis.Object.defineProperty(acc, key, {
+              value: globalThis.String(value),
+              enumerable: true,
+              configurable: true,
+              writable: true,
+            });
+            return acc;
+          },
+          {},
+        )
+        : {},
     };
   },
 
@@ -3979,6 +4462,15 @@ export const SendEventsItem: MessageFns<SendEventsItem> = {
     if (message.requestId !== "") {
       obj.requestId = message.requestId;
     }
+    if (message.trace) {
+      const entries = globalThis.Object.entries(message.trace) as [string, string][];
+      if (entries.length > 0) {
+        obj.trace = {};
+        entries.forEach(([k, v]) => {
+          obj.trace[k] = v;
+        });
+      }
+    }
     return obj;
   },
 
@@ -3994,6 +4486,100 @@ export const SendEventsItem: MessageFns<SendEventsItem> = {
       ? Payload.fromPartial(object.payload)
       : undefined;
     message.requestId = object.requestId ?? "";
+    message.trace = (globalThis.Object.entries(object.trace ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    return message;
+  },
+};
+
+function createBaseSendEventsItem_TraceEntry(): SendEventsItem_TraceEntry {
+  return { key: "", value: "" };
+}
+
+export const SendEventsItem_TraceEntry: MessageFns<SendEventsItem_TraceEntry> = {
+  encode(message: SendEventsItem_TraceEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): SendEventsItem_TraceEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseSendEventsItem_TraceEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): SendEventsItem_TraceEntry {
+    return {
+      key: isSet(object.key) ? globalThis.String(object.key) : "",
+      value: isSet(object.value) ? globalThis.String(object.value) : "",
+    };
+  },
+
+  toJSON(message: SendEventsItem_TraceEntry): unknown {
+    const obj: any = {};
+    if (message.key !== "") {
+      obj.key = message.key;
+    }
+    if (message.value !== "") {
+      obj.value = message.value;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<SendEventsItem_TraceEntry>, I>>(base?: I): SendEventsItem_TraceEntry {
+    return SendEventsItem_TraceEntry.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<SendEventsItem_TraceEntry>, I>>(object: I): SendEventsItem_TraceEntry {
+    const message = createBaseSendEventsItem_TraceEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
     return message;
   },
 };
@@ -5360,6 +5946,7 @@ function createBaseInstance(): Instance {
     endedAt: undefined,
     wakeAt: undefined,
     revision: 0n,
+    trace: {},
   };
 }
 
@@ -5413,6 +6000,9 @@ export const Instance: MessageFns<Instance> = {
       }
       writer.uint32(120).int64(message.revision);
     }
+    globalThis.Object.entries(message.trace).forEach(([key, value]: [string, string]) => {
+      Instance_TraceEntry.encode({ key: key as any, value }, writer.uint32(130).fork()).join();
+    });
     return writer;
   },
 
@@ -5552,6 +6142,17 @@ export const Instance: MessageFns<Instance> = {
             message.revision = reader.int64() as bigint;
             continue;
           }
+          case 16: {
+            if (tag !== 130) {
+              break;
+            }
+
+            const entry16 = Instance_TraceEntry.decode(reader, reader.uint32());
+            if (entry16.value !== undefined) {
+              message.trace[entry16.key] = entry16.value;
+            }
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -5622,6 +6223,20 @@ export const Instance: MessageFns<Instance> = {
         ? fromJsonTimestamp(object.wake_at)
         : undefined,
       revision: isSet(object.revision) ? BigInt(object.revision) : 0n,
+      trace: isObject(object.trace)
+        ? (globalThis.Object.entries(object.trace) as [string, any][]).reduce(
+          (acc: { [key: string]: string }, [key, value]: [string, any]) => {
+            globalThis.Object.defineProperty(acc, key, {
+              value: globalThis.String(value),
+              enumerable: true,
+              configurable: true,
+              writable: true,
+            });
+            return acc;
+          },
+          {},
+        )
+        : {},
     };
   },
 
@@ -5678,6 +6293,15 @@ export const Instance: MessageFns<Instance> = {
     if (message.revision !== 0n) {
       obj.revision = message.revision.toString();
     }
+    if (message.trace) {
+      const entries = globalThis.Object.entries(message.trace) as [string, string][];
+      if (entries.length > 0) {
+        obj.trace = {};
+        entries.forEach(([k, v]) => {
+          obj.trace[k] = v;
+        });
+      }
+    }
     return obj;
   },
 
@@ -5715,6 +6339,15 @@ export const Instance: MessageFns<Instance> = {
     message.endedAt = object.endedAt ?? undefined;
     message.wakeAt = object.wakeAt ?? undefined;
     message.revision = (object.revision !== undefined && object.revision !== null) ? BigInt(object.revision) : 0n;
+    message.trace = (globalThis.Object.entries(object.trace ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
     return message;
   },
 };
@@ -5798,6 +6431,91 @@ export const Instance_LabelsEntry: MessageFns<Instance_LabelsEntry> = {
   },
   fromPartial<I extends Exact<DeepPartial<Instance_LabelsEntry>, I>>(object: I): Instance_LabelsEntry {
     const message = createBaseInstance_LabelsEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
+    return message;
+  },
+};
+
+function createBaseInstance_TraceEntry(): Instance_TraceEntry {
+  return { key: "", value: "" };
+}
+
+export const Instance_TraceEntry: MessageFns<Instance_TraceEntry> = {
+  encode(message: Instance_TraceEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Instance_TraceEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseInstance_TraceEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): Instance_TraceEntry {
+    return {
+      key: isSet(object.key) ? globalThis.String(object.key) : "",
+      value: isSet(object.value) ? globalThis.String(object.value) : "",
+    };
+  },
+
+  toJSON(message: Instance_TraceEntry): unknown {
+    const obj: any = {};
+    if (message.key !== "") {
+      obj.key = message.key;
+    }
+    if (message.value !== "") {
+      obj.value = message.value;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<Instance_TraceEntry>, I>>(base?: I): Instance_TraceEntry {
+    return Instance_TraceEntry.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<Instance_TraceEntry>, I>>(object: I): Instance_TraceEntry {
+    const message = createBaseInstance_TraceEntry();
     message.key = object.key ?? "";
     message.value = object.value ?? "";
     return message;
@@ -6218,6 +6936,7 @@ function createBaseEvent(): Event {
     createdAt: undefined,
     deliveredAt: undefined,
     consumedByStep: "",
+    trace: {},
   };
 }
 
@@ -6244,6 +6963,9 @@ export const Event: MessageFns<Event> = {
     if (message.consumedByStep !== "") {
       writer.uint32(50).string(message.consumedByStep);
     }
+    globalThis.Object.entries(message.trace).forEach(([key, value]: [string, string]) => {
+      Event_TraceEntry.encode({ key: key as any, value }, writer.uint32(58).fork()).join();
+    });
     return writer;
   },
 
@@ -6308,6 +7030,17 @@ export const Event: MessageFns<Event> = {
             message.consumedByStep = reader.string();
             continue;
           }
+          case 7: {
+            if (tag !== 58) {
+              break;
+            }
+
+            const entry7 = Event_TraceEntry.decode(reader, reader.uint32());
+            if (entry7.value !== undefined) {
+              message.trace[entry7.key] = entry7.value;
+            }
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -6340,6 +7073,20 @@ export const Event: MessageFns<Event> = {
         : isSet(object.consumed_by_step)
         ? globalThis.String(object.consumed_by_step)
         : "",
+      trace: isObject(object.trace)
+        ? (globalThis.Object.entries(object.trace) as [string, any][]).reduce(
+          (acc: { [key: string]: string }, [key, value]: [string, any]) => {
+            globalThis.Object.defineProperty(acc, key, {
+              value: globalThis.String(value),
+              enumerable: true,
+              configurable: true,
+              writable: true,
+            });
+            return acc;
+          },
+          {},
+        )
+        : {},
     };
   },
 
@@ -6363,6 +7110,15 @@ export const Event: MessageFns<Event> = {
     if (message.consumedByStep !== "") {
       obj.consumedByStep = message.consumedByStep;
     }
+    if (message.trace) {
+      const entries = globalThis.Object.entries(message.trace) as [string, string][];
+      if (entries.length > 0) {
+        obj.trace = {};
+        entries.forEach(([k, v]) => {
+          obj.trace[k] = v;
+        });
+      }
+    }
     return obj;
   },
 
@@ -6379,6 +7135,100 @@ export const Event: MessageFns<Event> = {
     message.createdAt = object.createdAt ?? undefined;
     message.deliveredAt = object.deliveredAt ?? undefined;
     message.consumedByStep = object.consumedByStep ?? "";
+    message.trace = (globalThis.Object.entries(object.trace ?? {}) as [string, string][]).reduce(
+      (acc: { [key: string]: string }, [key, value]: [string, string]) => {
+        if (value !== undefined) {
+          acc[key] = globalThis.String(value);
+        }
+        return acc;
+      },
+      {},
+    );
+    return message;
+  },
+};
+
+function createBaseEvent_TraceEntry(): Event_TraceEntry {
+  return { key: "", value: "" };
+}
+
+export const Event_TraceEntry: MessageFns<Event_TraceEntry> = {
+  encode(message: Event_TraceEntry, writer: BinaryWriter = new BinaryWriter()): BinaryWriter {
+    if (message.key !== "") {
+      writer.uint32(10).string(message.key);
+    }
+    if (message.value !== "") {
+      writer.uint32(18).string(message.value);
+    }
+    return writer;
+  },
+
+  decode(input: BinaryReader | Uint8Array, length?: number): Event_TraceEntry {
+    const reader = input instanceof BinaryReader ? input : new BinaryReader(input);
+    const previousRecursionDepth = (reader as any).__tsProtoDecodeDepth ?? 0;
+    if (previousRecursionDepth >= 100) {
+      throw new globalThis.Error("protobuf decode recursion limit exceeded");
+    }
+    (reader as any).__tsProtoDecodeDepth = previousRecursionDepth + 1;
+    try {
+      const end = length === undefined ? reader.len : reader.pos + length;
+      const message = createBaseEvent_TraceEntry();
+      while (reader.pos < end) {
+        const tag = reader.uint32();
+        switch (tag >>> 3) {
+          case 1: {
+            if (tag !== 10) {
+              break;
+            }
+
+            message.key = reader.string();
+            continue;
+          }
+          case 2: {
+            if (tag !== 18) {
+              break;
+            }
+
+            message.value = reader.string();
+            continue;
+          }
+        }
+        if ((tag & 7) === 4 || tag === 0) {
+          break;
+        }
+        reader.skip(tag & 7);
+      }
+      return message;
+    } finally {
+      (reader as any).__tsProtoDecodeDepth = previousRecursionDepth;
+    }
+  },
+
+  fromJSON(object: any): Event_TraceEntry {
+    return {
+      key: isSet(object.key) ? globalThis.String(object.key) : "",
+      value: isSet(object.value) ? globalThis.String(object.value) : "",
+    };
+  },
+
+  toJSON(message: Event_TraceEntry): unknown {
+    const obj: any = {};
+    if (message.key !== "") {
+      obj.key = message.key;
+    }
+    if (message.value !== "") {
+      obj.value = message.value;
+    }
+    return obj;
+  },
+
+  create<I extends Exact<DeepPartial<Event_TraceEntry>, I>>(base?: I): Event_TraceEntry {
+    return Event_TraceEntry.fromPartial(base ?? ({} as any));
+  },
+  fromPartial<I extends Exact<DeepPartial<Event_TraceEntry>, I>>(object: I): Event_TraceEntry {
+    const message = createBaseEvent_TraceEntry();
+    message.key = object.key ?? "";
+    message.value = object.value ?? "";
     return message;
   },
 };
