@@ -56,9 +56,9 @@ async def still(start_server: StartServer, database_url: str) -> Served:
 
 @pytest.fixture
 async def brisk(start_server: StartServer, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Served:
-    """A server that notices lost workers within a moment: streams get no grace, tasks must be acknowledged at once."""
+    """A server that sweeps all the time and gives broken streams no grace: lost workers are noticed within a moment."""
     monkeypatch.setattr(sweep, "INTERVAL", 0.05)
-    return await start_server(database_url, leases={"lease": 1, "ack_window": 0.2, "reconnect_grace": 0})
+    return await start_server(database_url, leases={"reconnect_grace": 0})
 
 
 @pytest.fixture

@@ -8,14 +8,13 @@ import pytest
 
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import BACKOFF_CONSTANT, BACKOFF_LINEAR, RetryPolicy
-from stepwell_server.engine.loops import sweep
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows
 from tests.support.frames import raised, returned, seconds, suspend
-from tests.support.servers import Served, StartServer, start_in_process
+from tests.support.servers import Served, start_in_process
 from tests.support.triggers import Triggers, at, item, retry, status_of
-from tests.support.workers import HandWorker, UnaryWorker, grant, held
+from tests.support.workers import ACK_WINDOW, LEASE, HandWorker, UnaryWorker, age_leases, grant, held
 
 DAY = 86_400.0
 TIMEOUT = 600
@@ -38,13 +37,6 @@ async def worker(hire: Hire) -> HandWorker:
 async def frozen_worker(hire_at: Hire, still: Served) -> HandWorker:
     """A worker that hosts the hook "note", where time stands still."""
     return await hire_at(still, hooks=("note",), credit=99)
-
-
-@pytest.fixture
-async def lossy(start_server: StartServer, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Served:
-    """A server that gives broken streams no grace, and time enough to all others."""
-    monkeypatch.setattr(sweep, "INTERVAL", 0.05)
-    return await start_server(database_url, leases={"lease": 3, "ack_window": 3, "reconnect_grace": 0})
 
 
 # ---- outcomes
@@ -266,14 +258,14 @@ async def test_a_handler_can_say_that_trying_again_is_pointless(triggers: Trigge
 # ---- workers that are lost
 
 
-async def test_a_worker_that_is_lost_has_had_its_attempt(lossy: Served, hire_at: Hire) -> None:
-    triggers, doomed = Triggers(lossy.channel), await hire_at(lossy, hooks=("note",))
+async def test_a_worker_that_is_lost_has_had_its_attempt(brisk: Served, hire_at: Hire) -> None:
+    triggers, doomed = Triggers(brisk.channel), await hire_at(brisk, hooks=("note",))
     await triggers.trigger("one", retry=retry(2))
     lost = await doomed.take()
     await doomed.beat(lost)
     await doomed.break_off()
 
-    job = await (await hire_at(lossy, hooks=("note",))).take()
+    job = await (await hire_at(brisk, hooks=("note",))).take()
 
     assert (job.hook.attempt, job.task.reason) == (2, pb.TASK_REASON_TAKEOVER)
     assert job.hook.idempotency_key == lost.hook.idempotency_key
@@ -284,6 +276,7 @@ async def test_a_task_that_nobody_acknowledged_is_no_attempt(brisk: Served, hire
     triggers, deaf = Triggers(brisk.channel), await hire_at(brisk, hooks=("note",))
     await triggers.trigger("one", retry=retry(1))
     lost = await deaf.take(ack=False)
+    await age_leases(brisk, ACK_WINDOW)
 
     job = await (await hire_at(brisk, hooks=("note",))).take()
 
@@ -293,17 +286,17 @@ async def test_a_task_that_nobody_acknowledged_is_no_attempt(brisk: Served, hire
     assert (await job.tell(returned())).released
 
 
-async def test_a_hook_that_kills_every_worker_fails_without_another_execution(lossy: Served, hire_at: Hire) -> None:
-    triggers = Triggers(lossy.channel)
+async def test_a_hook_that_kills_every_worker_fails_without_another_execution(brisk: Served, hire_at: Hire) -> None:
+    triggers = Triggers(brisk.channel)
     await triggers.trigger("one", retry=retry(2))
     for attempt in (1, 2):
-        doomed = await hire_at(lossy, hooks=("note",))
+        doomed = await hire_at(brisk, hooks=("note",))
         lost = await doomed.take()
         assert lost.hook.attempt == attempt
         await doomed.beat(lost)
         await doomed.break_off()
 
-    survivor = await hire_at(lossy, hooks=("note",))
+    survivor = await hire_at(brisk, hooks=("note",))
     hook = await triggers.until("one", "FAILED")
 
     assert (hook.attempts, hook.failure.message) == (2, "JOB_MAX_ATTEMPTS_EXCEEDED")
@@ -314,12 +307,14 @@ async def test_a_hook_that_kills_every_worker_fails_without_another_execution(lo
     assert (await survivor.take()).task.key == "two"  # its credit was not used up
 
 
-async def test_what_a_lost_worker_says_after_the_last_attempt_is_stale(lossy: Served, hire_at: Hire) -> None:
-    triggers, doomed = Triggers(lossy.channel), await hire_at(lossy, hooks=("note",))
+async def test_what_a_lost_worker_says_after_the_last_attempt_is_stale(brisk: Served, hire_at: Hire) -> None:
+    triggers, doomed = Triggers(brisk.channel), await hire_at(brisk, hooks=("note",))
     await triggers.trigger("one", retry=retry(1))
-    lost = await doomed.take()
-    await hire_at(lossy, hooks=("note",))
-    await triggers.until("one", "FAILED")  # it has sent no heartbeat
+    lost = await doomed.take(ack=False)
+    await doomed.beat(lost)
+    await hire_at(brisk, hooks=("note",))
+    await age_leases(brisk, LEASE)
+    await triggers.until("one", "FAILED")
 
     await lost.send(returned())
 

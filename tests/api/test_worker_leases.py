@@ -9,9 +9,9 @@ from tests.api.conftest import Hire
 from tests.support.flows import Flows, step_status
 from tests.support.frames import begin, done, failed, finish, opening, policy, sleep, suspend, wait_for
 from tests.support.servers import Served
-from tests.support.workers import HandWorker, Job, UnaryWorker, grant, held, lease_left
+from tests.support.workers import ACK_WINDOW, LEASE, HandWorker, Job, UnaryWorker, age_leases, grant, held, lease_left
 
-LEASE, ACK_WINDOW, GRACE = 30, 10, 5
+GRACE = 5
 
 
 @pytest.fixture
@@ -48,6 +48,7 @@ async def test_a_task_that_is_not_acknowledged_goes_to_another(brisk: Served, hi
     flows, deaf = Flows(brisk.channel), await hire_at(brisk)
     await flows.create("one")
     lost = await deaf.take(ack=False)
+    await age_leases(brisk, ACK_WINDOW)
 
     job = await (await hire_at(brisk)).take()
 
@@ -60,11 +61,13 @@ async def test_a_heartbeat_renews_what_it_names_and_nothing_else(brisk: Served, 
     flows, worker = Flows(brisk.channel), await hire_at(brisk, credit=2)
     await flows.create("kept")
     await flows.create("forgotten")
-    jobs = {job.task.key: job for job in [await worker.take(), await worker.take()]}
+    jobs = {job.task.key: job for job in [await worker.take(ack=False), await worker.take(ack=False)]}
+    await worker.beat(*jobs.values())
     other = await hire_at(brisk)
 
-    while not other.has("task"):
-        await worker.beat(jobs["kept"])
+    await age_leases(brisk, LEASE - 5)
+    await worker.beat(jobs["kept"])
+    await age_leases(brisk, 5)
 
     assert (await other.take()).task.key == "forgotten"
     assert (await jobs["kept"].tell(finish())).released
@@ -80,10 +83,11 @@ async def test_a_task_of_a_worker_without_a_stream_lives_by_its_renewals(brisk: 
     await caller.renew(tasks.values())
     other = await hire_at(brisk)
 
-    while not other.has("task"):
-        (renewed,) = await caller.renew([tasks["kept"]])
-        assert renewed.held
+    await age_leases(brisk, LEASE - 5)
+    (renewed,) = await caller.renew([tasks["kept"]])
+    await age_leases(brisk, 5)
 
+    assert renewed.held
     assert (await other.take()).task.key == "forgotten"
     assert [one.held for one in await caller.renew(tasks.values())] == [True, False]
 

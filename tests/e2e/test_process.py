@@ -268,7 +268,7 @@ async def readiness(server: ServerProcess, wanted: int) -> None:
 
 
 @pytest.mark.slow
-async def test_a_frozen_client_is_noticed_within_15_seconds(sqlite_url: str) -> None:
+async def test_a_frozen_client_is_noticed(sqlite_url: str) -> None:
     watching = (
         "import asyncio, sys\n"
         "from grpc import aio\n"
@@ -287,7 +287,7 @@ async def test_a_frozen_client_is_noticed_within_15_seconds(sqlite_url: str) -> 
         assert await client.stdout.readline() == b"watching\n"
 
         client.send_signal(signal.SIGSTOP)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(45):  # keepalives take 13 seconds
             while not any('"CANCELLED"' in line and "Watch" in line for line in server.log):
                 await asyncio.sleep(0.05)
 
