@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from stepwell import Client, StepEntry, WorkflowFailed
+from stepwell import Client, EventEntry, StepEntry, WorkflowFailed
 from tests.support.commands import start_command
 from tests.support.servers import start_process
 
@@ -18,7 +18,7 @@ import asyncio
 import os
 import time
 
-from stepwell import App, workflow
+from stepwell import App, WorkflowEntrypoint, workflow
 
 
 def note():
@@ -63,7 +63,36 @@ async def long(event, step):
     await step.do("work", body)
 
 
-app = App(workflows=[poisoned, long])
+def die_the_first_time():
+    note()
+    if len(open("executions").read()) == 1:
+        os._exit(1)
+
+
+@workflow("child")
+async def child(event, step):
+    greeting = await step.wait_for_event("greeting", type="greeting")
+    return greeting.payload
+
+
+class Parent(WorkflowEntrypoint):
+    name = "parent"
+
+    async def run(self, event, step):
+        async def begin():
+            children = self.workflow(child)
+            named = await children.create(id=f"child-{event.instance_id}", params={"parent": event.instance_id})
+            unnamed = await children.create(params={"parent": event.instance_id})
+            await named.send_event("greeting", "hello")
+            die_the_first_time()
+            return [named.id, unnamed.id]
+
+        children = await step.do("trigger child workflow", begin)
+        await step.do("continue", lambda: {"ok": True})
+        return children
+
+
+app = App(workflows=[poisoned, long, child, Parent])
 """
 
 
@@ -107,10 +136,29 @@ async def test_a_step_that_takes_longer_than_a_lease_is_executed_once(sqlite_url
         start_command("worker", "program:app", server=server.listen, cwd=folder) as second,
     ):
         for worker in (first, second):
-            await worker.says("serves poisoned, long")
+            await worker.says("serves poisoned, long, child, parent")
         long = await client.workflow("long").create(params={"seconds": 5})
         await long.result(timeout="30 seconds")
         [step] = await long.history()
 
     assert isinstance(step, StepEntry) and step.attempts == 1
     assert (folder / "executions").read_text() == "x"
+
+
+@pytest.mark.slow
+async def test_a_parent_whose_worker_dies_after_the_creates_has_one_child_of_each(
+    database_url: str, folder: Path
+) -> None:
+    async with start_process(database_url, *QUICK_LEASES) as server, Client(server.listen) as client:
+        async with start_command("worker", "program:app", server=server.listen, cwd=folder) as worker:
+            await worker.says("serves")
+            parent = await client.workflow("parent").create(id="p")
+            await asyncio.wait_for(worker.process.wait(), 20)
+        async with start_command("worker", "program:app", server=server.listen, cwd=folder):
+            named, unnamed = await parent.result(timeout="30 seconds")
+        children = [child.id async for child in client.workflow("child").list()]
+        history = await (await client.workflow("child").get(named)).history()
+
+    assert named == "child-p" and sorted(children) == sorted([named, unnamed])
+    assert sum(isinstance(one, EventEntry) for one in history) == 1
+    assert (folder / "executions").read_text() == "xx"

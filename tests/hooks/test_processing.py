@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import App, HookStatus, NonRetryableError, Retry, hook
+from stepwell import App, HookStatus, JobContext, NonRetryableError, Retry, hook
 from stepwell.testing import Harness
 from tests.hooks.conftest import StartHarness
 from tests.support.hooks import Calls
@@ -275,3 +275,21 @@ async def test_a_payload_arrives_as_it_was_sent(harness: StartHarness, payload: 
     await h.trigger(note.hook, payload)
 
     assert note.payloads == [{} if payload is None else payload]
+
+
+async def test_a_hook_that_fails_after_it_triggered_another_has_triggered_it_once(harness: StartHarness) -> None:
+    @hook("first")
+    async def first(payload: Any, ctx: JobContext) -> None:
+        await h.client.hook("note").trigger("unnamed")
+        async with h.client.transaction() as tx:
+            tx.hook("note").trigger("in a transaction")
+        if ctx.attempt == 1:
+            raise ConnectionError("down")
+
+    note = Calls()
+    h = await harness(hooks=[first, note.hook])
+    await h.trigger(first, retry=Retry(limit=1, delay="1 second"))
+    await h.advance("1 second")
+
+    assert (await statuses(h, "first")).popitem()[1] == HookStatus.COMPLETED
+    assert len(await statuses(h)) == len(note) == 2

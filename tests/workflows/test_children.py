@@ -59,3 +59,31 @@ async def test_a_restarted_parent_meets_the_child_it_had(harness: StartHarness) 
 
     assert (await parent.status()).output == "INSTANCE_ID_ALREADY_EXISTS"
     assert await children(h) == ["the-child"]
+
+
+async def test_a_step_that_fails_after_its_calls_makes_each_of_them_once(harness: StartHarness) -> None:
+    failures = [ConnectionError("down")]
+
+    class Mother(WorkflowEntrypoint):
+        name = "mother"
+
+        async def run(self, event, step):
+            async def begin():
+                async with h.client.transaction() as tx:
+                    committed = tx.workflow(child).create(params={"parent": "a transaction"})
+                named = await self.workflow(child).create(id="the-child", params={"parent": event.instance_id})
+                [batched] = await self.workflow(child).create_batch([{"params": {"parent": "a batch"}}])
+                ended = await self.workflow(child).create(params={"parent": "nobody"})
+                await ended.terminate()
+                if failures:
+                    raise failures.pop()
+                return [committed.id, named.id, batched.id, ended.id]
+
+            return await step.do("begin children", begin)
+
+    h = await harness(Mother, child)
+    mother = await h.start(Mother)
+    await h.advance("10 seconds")
+
+    assert (await h.steps(mother))["begin children"].attempts == 2
+    assert sorted((await mother.status()).output) == sorted(await children(h))

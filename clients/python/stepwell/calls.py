@@ -19,6 +19,7 @@ from stepwell.errors import (
     raised_for,
     to_failure,
 )
+from stepwell.requests import Caller
 from stepwell.steps import StepOptions
 from stepwell.terms import Terms
 from stepwell.threads import Pool
@@ -59,12 +60,12 @@ class StepCall:
         """Whether an execution is under way, or announced."""
         return self.state in (CallState.OPENING, CallState.EXECUTING)
 
-    def execute(self, ended: Callable[[StepCall, Outcome], None], pool: Pool, clock: Clock) -> None:
-        """Begin the body. How it ends is told to `ended`, unless it is abandoned."""
+    def execute(self, ended: Callable[[StepCall, Outcome], None], caller: Caller, pool: Pool, clock: Clock) -> None:
+        """Begin the body, as this caller. How it ends is told to `ended`, unless it is abandoned."""
         assert self.body is not None and self.context is not None
         self.execution = Execution(partial(ended, self), clock)
         # A copy each time: a thread that timed out may still be inside the one before.
-        self.execution.start(self.body, self.context.copy(), pool)
+        self.execution.start(self.body, caller.enter(self.context.copy()), pool)
 
     def limit(self, terms: Terms) -> None:
         """Fail the execution after the step's timeout. On a virtual clock the server does that."""

@@ -23,11 +23,12 @@ if TYPE_CHECKING:
 class WorkflowFunction:
     """One execution of a workflow's program."""
 
-    __slots__ = ("_client", "definition", "key", "task")
+    __slots__ = ("_client", "definition", "identity", "key", "task")
 
     def __init__(self, definition: WorkflowDefinition[Any, Any], client: Client | None, key: str) -> None:
         self.definition = definition
         self.key = key
+        self.identity: tuple[str | int, ...] = ()  # of the run, unlike any other there ever was
         self.task: asyncio.Task[Outcome] | None = None
         self._client = client
 
@@ -41,6 +42,9 @@ class WorkflowFunction:
 
         It is not kept: a run that is over goes at once, and does not wait for the garbage collector.
         """
+        namespace = "" if self._client is None else self._client.namespace
+        created_at = task.created_at.ToNanoseconds()  # an id can be used again when its instance is forgotten
+        self.identity = (namespace, self.definition.name, self.key, created_at, task.run_number)
         self.task = asyncio.get_running_loop().create_task(outcome_of(lambda: self._execute(task, step)))
         self.task.add_done_callback(lambda task: ended(ended_with(task)))
 

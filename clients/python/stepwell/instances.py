@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
-from uuid import uuid4
 
 from grpc import StatusCode
 
@@ -14,6 +13,7 @@ from stepwell.batching import in_batches, until_available
 from stepwell.durations import DurationLike, InstantLike, to_duration, to_seconds, to_timestamp
 from stepwell.errors import CallFailed, WorkflowFailed, WorkflowTerminated, refusal_of
 from stepwell.payloads import from_payload, to_payload
+from stepwell.requests import identified
 from stepwell.statuses import (
     HistoryEntry,
     InstanceChange,
@@ -192,23 +192,23 @@ class Instance(Generic[R]):
 
     async def pause(self) -> None:
         """Stop the instance: at once, or at the next step boundary if it executes."""
-        request = pb.PauseInstanceRequest(**self._named())
+        request = identified(pb.PauseInstanceRequest(**self._named()))
         await self.client.call(self.client.stub.PauseInstance(request, timeout=self.client.timeout))
 
     async def resume(self) -> None:
         """Let a paused instance go on; anything else stays as it is."""
-        request = pb.ResumeInstanceRequest(**self._named())
+        request = identified(pb.ResumeInstanceRequest(**self._named()))
         await self.client.call(self.client.stub.ResumeInstance(request, timeout=self.client.timeout))
 
     async def terminate(self) -> None:
         """End the instance for good."""
-        request = pb.TerminateInstanceRequest(**self._named())
+        request = identified(pb.TerminateInstanceRequest(**self._named()))
         await self.client.call(self.client.stub.TerminateInstance(request, timeout=self.client.timeout))
 
     async def restart(self, from_step: str | None = None) -> None:
         """Begin a new run; with `from_step`, keep the results of the steps before that one."""
         object.__setattr__(self, "_known_end", None)
-        request = pb.RestartInstanceRequest(**self._named(), from_step=from_step or "")
+        request = identified(pb.RestartInstanceRequest(**self._named(), from_step=from_step or ""))
         await self.client.call(self.client.stub.RestartInstance(request, timeout=self.client.timeout))
 
     async def history(self, run_number: int | None = None) -> list[HistoryEntry]:
@@ -240,9 +240,7 @@ class Instance(Generic[R]):
 
     async def fetch(self, *, view: pb.InstanceView.ValueType = pb.INSTANCE_VIEW_FULL) -> pb.Instance:
         """The instance as the wire has it."""
-        request = pb.GetInstanceRequest(
-            namespace=self.client.namespace, workflow=self.workflow, instance_id=self.id, view=view
-        )
+        request = pb.GetInstanceRequest(**self._named(), view=view)
         answer = await self.client.call(self.client.stub.GetInstance(request, timeout=self.client.timeout))
         return answer.instance
 
@@ -254,12 +252,7 @@ class Instance(Generic[R]):
                     return instance
 
     def _named(self) -> dict[str, str]:
-        return {
-            "namespace": self.client.namespace,
-            "workflow": self.workflow,
-            "instance_id": self.id,
-            "request_id": uuid4().hex,
-        }
+        return {"namespace": self.client.namespace, "workflow": self.workflow, "instance_id": self.id}
 
 
 def create_item(workflow: str, new: NewInstance[Any]) -> pb.CreateInstancesItem:
@@ -268,17 +261,13 @@ def create_item(workflow: str, new: NewInstance[Any]) -> pb.CreateInstancesItem:
         raise CallFailed(
             StatusCode.INVALID_ARGUMENT, "an instance id is not empty; None is a random one", "INVALID_INSTANCE_ID"
         )
-    return pb.CreateInstancesItem(
-        workflow=workflow,
-        instance_id=new.id or "",
-        params=to_payload(new.params),
-        labels=dict(new.labels or {}),
-        request_id=uuid4().hex,
+    item = pb.CreateInstancesItem(
+        workflow=workflow, instance_id=new.id or "", params=to_payload(new.params), labels=dict(new.labels or {})
     )
+    return identified(item)
 
 
 def event_item(workflow: str, instance_id: str, type: str, payload: Any) -> pb.SendEventsItem:
     """An event to send, for the wire. PayloadInvalid if its payload cannot be sent."""
-    return pb.SendEventsItem(
-        workflow=workflow, instance_id=instance_id, type=type, payload=to_payload(payload), request_id=uuid4().hex
-    )
+    item = pb.SendEventsItem(workflow=workflow, instance_id=instance_id, type=type, payload=to_payload(payload))
+    return identified(item)

@@ -19,6 +19,7 @@ from stepwell.hooks import HookDefinition
 from stepwell.hosts import Host
 from stepwell.logs import WARNING, log
 from stepwell.reports import Reports
+from stepwell.requests import Caller
 from stepwell.v1 import workers_pb2 as pb
 
 
@@ -47,7 +48,8 @@ class Job:
             created_at=to_datetime(task.created_at),
         )
         self._about = {"hook": context.name, "hook_id": context.id, "attempt": context.attempt}
-        self._execution.start(self._definition.handler.bind(task.payload, context), copy_context(), self._host.pool)
+        body = self._definition.handler.bind(task.payload, context)
+        self._execution.start(body, Caller(context.idempotency_key).enter(copy_context()), self._host.pool)
         if task.HasField("timeout") and not self._host.terms.virtual_clock:
             self._execution.limit(task.timeout.ToTimedelta().total_seconds(), JobTimeoutError)
 

@@ -25,6 +25,7 @@ from stepwell.hosts import Host, Phase
 from stepwell.logs import WARNING, log
 from stepwell.records import StepRecords
 from stepwell.reports import Report, Reports
+from stepwell.requests import Caller
 from stepwell.steps import StepOptions, WorkflowStep
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
@@ -315,7 +316,8 @@ class Run:
 
     def _begin(self, call: StepCall) -> None:
         self._move(call, CallState.EXECUTING)
-        call.execute(self._body_ended, self._host.pool, self._host.clock)
+        caller = Caller(*self._function.identity, call.name)
+        call.execute(self._body_ended, caller, self._host.pool, self._host.clock)
         self._begun.append(call)
 
     def _body_ended(self, call: StepCall, outcome: Outcome) -> None:

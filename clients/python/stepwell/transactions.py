@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
-from uuid import uuid4
 
 from stepwell.errors import CallFailed, TransactionRefused
 from stepwell.hooks import HookDefinition
 from stepwell.instances import Instance, NewInstance, Workflow, create_item, event_item
+from stepwell.requests import identified
 from stepwell.retry import Retry
 from stepwell.triggers import Hook, NewHook, TriggeredHook, trigger_item
 from stepwell.v1 import transactions_pb2 as pb
@@ -35,13 +35,12 @@ class Transaction:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._operations: list[pb.Operation] | None = None
-        self._request_id = ""
+        self._is_used = False
 
     async def __aenter__(self) -> Transaction:
-        if self._request_id:
+        if self._is_used:
             raise RuntimeError("a transaction is used once: make another one")
-        self._request_id = uuid4().hex
-        self._operations = []
+        self._is_used, self._operations = True, []
         return self
 
     async def __aexit__(
@@ -77,7 +76,7 @@ class Transaction:
         self._operations.append(operation)
 
     async def _commit(self, operations: list[pb.Operation]) -> None:
-        request = pb.CommitRequest(namespace=self._client.namespace, operations=operations, request_id=self._request_id)
+        request = identified(pb.CommitRequest(namespace=self._client.namespace, operations=operations))
         try:
             await self._client.call(self._client.transaction_stub.Commit(request, timeout=self._client.timeout))
         except CallFailed as failure:
@@ -102,8 +101,9 @@ class HookOperations(Generic[P]):
         id: str | None = None,
     ) -> TriggeredHook:
         """Store a hook with the transaction, as `client.hook(...).trigger` does."""
-        new = NewHook(payload=payload, id=uuid4().hex if id is None else id, process_at=process_at, retry=retry)
+        new = NewHook(payload=payload, id=id, process_at=process_at, retry=retry)
         item = trigger_item(self.accessor.name, new, self.accessor.retry)
+        item.hook_id = item.hook_id or item.request_id
         self.transaction.add(pb.Operation(trigger_hook=item))
         return TriggeredHook(self.accessor.client, self.accessor.name, item.hook_id)
 
@@ -119,8 +119,8 @@ class WorkflowOperations(Generic[P, R]):
         self, id: str | None = None, params: P | None = None, labels: Mapping[str, str] | None = None
     ) -> Instance[R]:
         """Start an instance with the transaction. One that exists refuses the whole of it."""
-        new = NewInstance(id=uuid4().hex if id is None else id, params=params, labels=labels)
-        item = create_item(self.accessor.name, new)
+        item = create_item(self.accessor.name, NewInstance(id=id, params=params, labels=labels))
+        item.instance_id = item.instance_id or item.request_id
         self.transaction.add(pb.Operation(create_instance=item))
         return Instance(self.accessor.client, self.accessor.name, item.instance_id, self.accessor.result_type)
 

@@ -6,7 +6,6 @@ from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
-from uuid import uuid4
 
 from grpc import StatusCode
 
@@ -14,6 +13,7 @@ from stepwell.batching import in_batches, until_available
 from stepwell.durations import to_timestamp
 from stepwell.errors import CallFailed, refusal_of
 from stepwell.payloads import to_payload
+from stepwell.requests import identified
 from stepwell.retry import Retry
 from stepwell.statuses import HookState, HookStatus, HookTarget, hook_state, hook_status_number, hook_target
 from stepwell.v1 import hooks_pb2 as pb
@@ -101,15 +101,14 @@ class Hook(Generic[P]):
 
         Without `secrets` to sign with, it keeps those it has, or gets a new one. The answer holds them.
         """
-        request = pb.PutHookTargetRequest(
-            namespace=self.client.namespace, name=self.name, url=url, secrets=secrets, request_id=uuid4().hex
-        )
-        answer = await self.client.call(self.client.hook_stub.PutHookTarget(request, timeout=self.client.timeout))
+        request = pb.PutHookTargetRequest(namespace=self.client.namespace, name=self.name, url=url, secrets=secrets)
+        calling = self.client.hook_stub.PutHookTarget(identified(request), timeout=self.client.timeout)
+        answer = await self.client.call(calling)
         return hook_target(answer.target, answer.secrets)
 
     async def delete_target(self) -> None:
         """Send hooks of this name to no webhook any more. Those that have not ended wait for a worker, or a target."""
-        request = pb.DeleteHookTargetRequest(namespace=self.client.namespace, name=self.name, request_id=uuid4().hex)
+        request = identified(pb.DeleteHookTargetRequest(namespace=self.client.namespace, name=self.name))
         await self.client.call(self.client.hook_stub.DeleteHookTarget(request, timeout=self.client.timeout))
 
     async def _send_batch(
@@ -138,12 +137,12 @@ class TriggeredHook:
 
     async def retry(self) -> None:
         """Let it be executed at once: one that failed or was cancelled begins anew, one that waits no longer does."""
-        request = pb.RetryHookRequest(namespace=self.client.namespace, hook_id=self.id, request_id=uuid4().hex)
+        request = identified(pb.RetryHookRequest(namespace=self.client.namespace, hook_id=self.id))
         await self.client.call(self.client.hook_stub.RetryHook(request, timeout=self.client.timeout))
 
     async def cancel(self) -> None:
         """End it, if it has not ended. A handler that executes is told to stop."""
-        request = pb.CancelHookRequest(namespace=self.client.namespace, hook_id=self.id, request_id=uuid4().hex)
+        request = identified(pb.CancelHookRequest(namespace=self.client.namespace, hook_id=self.id))
         await self.client.call(self.client.hook_stub.CancelHook(request, timeout=self.client.timeout))
 
     async def fetch(self) -> pb.Hook:
@@ -164,11 +163,11 @@ def trigger_item(name: str, new: NewHook[Any], default: Retry | None) -> pb.Trig
     if new.retry is not None and new.retry.is_retryable is not None:
         raise ValueError("is_retryable is asked in the worker: give it to @hook(..., retry=Retry(is_retryable=...))")
     retry = new.retry or default
-    return pb.TriggerHooksItem(
+    item = pb.TriggerHooksItem(
         name=name,
         hook_id=new.id or "",
         payload=to_payload(new.payload),
         process_at=None if new.process_at is None else to_timestamp(new.process_at),
         retry=None if retry is None else retry.to_policy(),
-        request_id=uuid4().hex,
     )
+    return identified(item)
