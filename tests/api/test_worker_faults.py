@@ -14,6 +14,7 @@ from stepwell.errors import failure_of
 from stepwell.v1 import workers_pb2 as pb
 from stepwell_server.domain.errors import DatabaseUnavailable
 from stepwell_server.engine.committer import Committer
+from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.loops import sweep
 from stepwell_server.engine.tasks import Renew
 from tests.api.conftest import Hire
@@ -124,9 +125,9 @@ async def test_an_acknowledgement_that_met_a_fault_is_tried_again(
     enqueue = Committer.enqueue
     refused: list[Renew] = []
 
-    def enqueue_with_a_fault(self: Committer, call: Any) -> Any:
+    def enqueue_with_a_fault(self: Committer, call: Any, *sender: Sender) -> Any:
         if not isinstance(call, Renew) or refused:
-            return enqueue(self, call)
+            return enqueue(self, call, *sender)
         refused.append(call)
         answer = asyncio.get_running_loop().create_future()
         answer.set_exception(DatabaseUnavailable("it is away"))

@@ -15,7 +15,7 @@ from sqlalchemy import text
 from stepwell_server.domain.errors import DatabaseUnavailable, Internal, InvalidField, ServerBusy
 from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import NewTask, Verdict
-from stepwell_server.engine import claims, groups
+from stepwell_server.engine import claims, groups, inbox
 from stepwell_server.engine import committer as committers
 from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.claims import Seat
@@ -145,7 +145,7 @@ async def test_a_refused_call_is_refused_alone(spine: Spine) -> None:
 
 
 async def test_a_full_inbox_turns_callers_away(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committers, "INBOX_CALLS", 5)
+    monkeypatch.setattr(inbox, "INBOX_CALLS", 5)
 
     results = await asyncio.gather(*(spine.schedule(str(number)) for number in range(50)), return_exceptions=True)
 

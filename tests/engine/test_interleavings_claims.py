@@ -18,6 +18,7 @@ from stepwell_server.engine import dispatch
 from stepwell_server.engine.claims import Claimed
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Delivery, Dispatcher, Place
+from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.tasks import Claim
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage import tasks as store
@@ -41,8 +42,8 @@ async def test_a_claim_whose_answer_was_lost_is_returned_and_made_again(
     await engine.create()
     submit, fences = Committer.submit, []
 
-    async def lose_the_first(committer: Committer, call: Any) -> Any:
-        answer = await submit(committer, call)
+    async def lose_the_first(committer: Committer, call: Any, *sender: Sender) -> Any:
+        answer = await submit(committer, call, *sender)
         if isinstance(call, Claim) and not fences:
             fences.append(answer.handed[0].task.fence)
             raise DatabaseUnavailable("the answer was lost")
@@ -68,11 +69,11 @@ async def test_an_order_whose_claim_was_lost_leaves_its_worker_able_to_work(
     await engine.create()
     submit, lost = Committer.submit, []
 
-    async def lose_the_first(committer: Committer, call: Any) -> Any:
+    async def lose_the_first(committer: Committer, call: Any, *sender: Sender) -> Any:
         if isinstance(call, Claim) and not lost:
             lost.append(call)
             raise DatabaseUnavailable("it did not answer")
-        return await submit(committer, call)
+        return await submit(committer, call, *sender)
 
     monkeypatch.setattr(Committer, "submit", lose_the_first)
     async with background(engine.dispatcher.run()):
@@ -93,15 +94,15 @@ async def test_what_is_on_its_way_to_a_worker_is_not_taken_for_lost(
     await engine.create()
     submit, claims, deliver = Committer.submit, [], asyncio.Event()
 
-    async def lose_the_second(committer: Committer, call: Any) -> Any:
+    async def lose_the_second(committer: Committer, call: Any, *sender: Sender) -> Any:
         if isinstance(call, Claim):
             claims.append(call)
             if len(claims) == 2:
                 raise DatabaseUnavailable("it did not answer")
-            answer = await submit(committer, call)
+            answer = await submit(committer, call, *sender)
             await deliver.wait()
             return answer
-        return await submit(committer, call)
+        return await submit(committer, call, *sender)
 
     monkeypatch.setattr(Committer, "submit", lose_the_second)
     async with background(engine.dispatcher.run()):
@@ -198,8 +199,8 @@ async def test_a_claim_that_took_too_long_is_not_delivered_to_a_worker_whose_tas
     submit, theirs = Committer.submit, []
     async with replicas_on(database_url, times=IN_A_MOMENT) as (engine,):
 
-        async def stand_still_after_it(committer: Committer, call: Any) -> Any:
-            answer = await submit(committer, call)
+        async def stand_still_after_it(committer: Committer, call: Any, *sender: Sender) -> Any:
+            answer = await submit(committer, call, *sender)
             if isinstance(call, Claim) and not theirs:
                 theirs.append(answer)
                 await stand_still()
@@ -227,8 +228,8 @@ async def test_a_claim_that_took_too_long_is_returned_and_made_again(
     """Rule 7: its commit waited, and nobody knows how much of the lease was over before."""
     submit, fences = Committer.submit, []
 
-    async def noted(committer: Committer, call: Any) -> Any:
-        answer = await submit(committer, call)
+    async def noted(committer: Committer, call: Any, *sender: Sender) -> Any:
+        answer = await submit(committer, call, *sender)
         if isinstance(call, Claim):
             fences.extend(one.task.fence for one in answer.handed)
         return answer
@@ -314,7 +315,7 @@ async def test_a_time_that_comes_while_a_claim_is_under_way_is_not_slept_through
     dispatcher.hold(place, mine)
     dispatcher.set_timer(place, mine, over)
 
-    async def get_nothing(committer: Committer, call: Any) -> Claimed:
+    async def get_nothing(committer: Committer, call: Any, *sender: Sender) -> Claimed:
         await until(lambda: dispatcher._bus.time.now() >= over)
         return Claimed()
 

@@ -19,6 +19,7 @@ from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.connections import News
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.groups import HotCall
+from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.storage.failpoints import AFTER_COMMIT
 from tests.support.faults import Rates, faulty
@@ -277,8 +278,8 @@ async def test_a_question_that_found_nothing_does_not_hide_what_another_found_an
     await report(connection, mine, expects("approval"))
     enqueue, asked, answers = Committer.enqueue, [], [asyncio.Future[RunNews](), asyncio.Future[RunNews]()]
 
-    def hold_back_two(committer: Committer, call: HotCall) -> asyncio.Future[Any]:
-        real = enqueue(committer, call)
+    def hold_back_two(committer: Committer, call: HotCall, *sender: Sender) -> asyncio.Future[Any]:
+        real = enqueue(committer, call, *sender)
         if not isinstance(call, ReportFrames) or len(asked) == 2:
             return real
         asked.append(real)

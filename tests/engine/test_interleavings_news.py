@@ -15,6 +15,7 @@ from stepwell_server.engine import connections
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.connections import Beat, Connection, News
 from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.tasks import Renew
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.runs import (
@@ -122,9 +123,9 @@ def refuse_renewals(monkeypatch: pytest.MonkeyPatch, of: Held, error: StepwellEr
     """Renewals of this lease fail so many times."""
     enqueue, failed = Committer.enqueue, list[Renew]()
 
-    def refusing(self: Committer, call: Any) -> Any:
+    def refusing(self: Committer, call: Any, *sender: Sender) -> Any:
         if not isinstance(call, Renew) or call.held != of or len(failed) >= times:
-            return enqueue(self, call)
+            return enqueue(self, call, *sender)
         failed.append(call)
         answer = asyncio.get_running_loop().create_future()
         answer.set_exception(error)

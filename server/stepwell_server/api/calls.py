@@ -17,7 +17,7 @@ from stepwell_server.api import validate
 from stepwell_server.api.access import METHODS, OPEN_METHODS, Caller, Category, Policy, Principal
 from stepwell_server.domain.errors import PermissionDenied, StepwellError
 from stepwell_server.domain.times import Micros
-from stepwell_server.engine.intake import NO_ITEM, Item
+from stepwell_server.engine.intake import Item
 from stepwell_server.engine.requests import Request
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
@@ -98,7 +98,8 @@ def readable(item: M, read: Callable[[M], New]) -> New | StepwellError:
 def item_of(message: Message, request_id: str = "") -> Item:
     """How one thing of a batch is recognised, whether it came alone or with others."""
     request_id = request_id or message.request_id  # type: ignore[attr-defined]
-    return Item(request_id, _asked(message)) if request_id else NO_ITEM
+    principal = current.get().principal.name
+    return Item(request_id, _asked(message) if request_id else b"", principal)
 
 
 def request_of(message: Message) -> Request:

@@ -9,7 +9,6 @@ the group is halved until it stands by itself. One that still loses against othe
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -22,18 +21,20 @@ from stepwell_server.domain.errors import (
     DatabaseSlow,
     DatabaseUnavailable,
     Internal,
-    ServerBusy,
     ShuttingDown,
     StepwellError,
 )
 from stepwell_server.domain.runs import RunRules
 from stepwell_server.engine.groups import Committed, GroupResult, HotCall, Undecided, run_group
+from stepwell_server.engine.inbox import SERVER, Inbox, Sender, Waiting
 from stepwell_server.storage.database import Database, TxOptions
 
 GROUP_CALLS = 500
+SHARED_CALLS = 50
+"""Calls of a group while several namespaces send."""
+SHARED_FOR = 1.0
+"""Seconds for which they are taken to do so."""
 GROUP_BYTES = 4 * 1024 * 1024
-INBOX_CALLS = 10_000
-INBOX_BYTES = 64 * 1024 * 1024
 PATIENCE = 3
 """Groups that a call waits out before it takes the slow lane."""
 SHORTEST_PAUSE = 0.001
@@ -47,15 +48,6 @@ _SLOW = TxOptions(label="slow-lane", attempts=2, reserved=True)
 log = structlog.get_logger()
 
 
-@dataclass(slots=True, eq=False)
-class _Waiting:
-    """A call on its way, and whoever waits for its answer."""
-
-    call: HotCall
-    answer: asyncio.Future[Any]
-    passed_over: int = 0
-
-
 @dataclass(slots=True)
 class Committer:
     """One per replica. `on_commit` hears of every group that was committed."""
@@ -65,25 +57,23 @@ class Committer:
     on_commit: Callable[[Committed], None]
     mark: Callable[[], int] = int
     """What the wake bus has noted, to be asked before a transaction begins."""
-    _inbox: deque[_Waiting] = field(default_factory=deque)
-    _bytes: int = 0
+    _inbox: Inbox = field(default_factory=Inbox)
+    _shared_until: float = 0.0
+    """Until then groups are small, whoever sends."""
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _slow: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
     """Calls on the slow lane, by their entity."""
     _lane: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One of them at a time: however many rows are locked, waiting for them takes one connection."""
 
-    async def submit(self, call: HotCall) -> Any:
+    async def submit(self, call: HotCall, sender: Sender = SERVER) -> Any:
         """Commit the call with others and return its answer, or raise its refusal."""
-        return await self.enqueue(call)
+        return await self.enqueue(call, sender)
 
-    def enqueue(self, call: HotCall) -> asyncio.Future[Any]:
-        """Take the call in, after all that came before it. The future brings its answer or its refusal."""
-        if len(self._inbox) >= INBOX_CALLS or self._bytes + call.size > INBOX_BYTES:
-            raise ServerBusy("more is waiting to be committed than the server takes", retry_after=0.1)
-        waiting = _Waiting(call, asyncio.get_running_loop().create_future())
-        self._inbox.append(waiting)
-        self._bytes += call.size
+    def enqueue(self, call: HotCall, sender: Sender = SERVER) -> asyncio.Future[Any]:
+        """Take the call in, after all that its sender sent before. The future brings its answer or its refusal."""
+        waiting = Waiting(call, sender, asyncio.get_running_loop().create_future())
+        self._inbox.put(waiting)
         self._arrived.set()
         return waiting.answer
 
@@ -106,27 +96,32 @@ class Committer:
         finally:
             for lane in self._slow.values():
                 lane.cancel()
-            self._fail(list(self._inbox), ShuttingDown("the server is going away; repeat the call", retry_after=1.0))
-            self._inbox.clear()
-            self._bytes = 0
+            going = ShuttingDown("the server is going away; repeat the call", retry_after=1.0)
+            self._fail(self._inbox.empty(), going)
 
-    def _next_group(self) -> list[_Waiting]:
-        """The oldest calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
-        group: list[_Waiting] = []
-        behind: deque[_Waiting] = deque()
-        size = 0
-        while self._inbox and len(group) < GROUP_CALLS and (not group or size < GROUP_BYTES):
-            waiting = self._inbox.popleft()
+    def _next_group(self) -> list[Waiting]:
+        """The next calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
+        group: list[Waiting] = []
+        behind: list[Waiting] = []
+        size, most = 0, self._most_calls()
+        while self._inbox and len(group) < most and (not group or size < GROUP_BYTES):
+            waiting = self._inbox.take()
             if waiting.call.entity in self._slow:
                 behind.append(waiting)
                 continue
             group.append(waiting)
             size += waiting.call.size
-        self._bytes -= size
-        self._inbox.extendleft(reversed(behind))
+        self._inbox.put_back(behind)
         return group
 
-    async def _commit(self, group: Sequence[_Waiting]) -> list[_Waiting]:
+    def _most_calls(self) -> int:
+        """How many calls a group may have: few while namespaces share it, so that the turn of each comes soon."""
+        now = asyncio.get_running_loop().time()
+        if self._inbox.is_shared:
+            self._shared_until = now + SHARED_FOR
+        return SHARED_CALLS if now < self._shared_until else GROUP_CALLS
+
+    async def _commit(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""
         try:
             result = await self._run([waiting.call for waiting in group], _HOT)
@@ -145,7 +140,7 @@ class Committer:
         result = await self.db.run_tx(lambda tx: run_group(tx, calls, self.rules, waiting=waiting), options)
         return replace(result, committed=replace(result.committed, mark=mark))
 
-    async def _commit_halves(self, group: Sequence[_Waiting]) -> list[_Waiting]:
+    async def _commit_halves(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit one half, then the other without calls that must wait behind an undecided one of the first."""
         middle = len(group) // 2
         undecided = await self._commit(group[:middle])
@@ -154,38 +149,37 @@ class Committer:
         rest = [waiting for waiting in group[middle:] if waiting.call.entity not in stuck]
         return undecided + (await self._commit(rest) if rest else [])
 
-    def _answer(self, group: Sequence[_Waiting], result: GroupResult) -> list[_Waiting]:
-        undecided: list[_Waiting] = []
+    def _answer(self, group: Sequence[Waiting], result: GroupResult) -> list[Waiting]:
+        undecided: list[Waiting] = []
         for waiting, answer in zip(group, result.answers, strict=True):
             if isinstance(answer, Undecided):
                 waiting.passed_over += 1
                 undecided.append(waiting)
             else:
-                _settle(waiting, answer)
+                waiting.settle(answer)
         if len(undecided) < len(group):
             self.on_commit(result.committed)
         return undecided
 
-    def _try_again(self, undecided: Sequence[_Waiting]) -> None:
+    def _try_again(self, undecided: Sequence[Waiting]) -> None:
         """Back to the front, in order; what was passed over too often goes to the slow lane, ahead of its entity."""
-        back: list[_Waiting] = []
+        back: list[Waiting] = []
         for waiting in undecided:
             entity = waiting.call.entity
             if waiting.passed_over >= PATIENCE and entity not in self._slow:
                 self._slow[entity] = asyncio.create_task(self._decide_slowly(waiting))
             else:
                 back.append(waiting)
-        self._inbox.extendleft(reversed(back))
-        self._bytes += sum(waiting.call.size for waiting in back)
+        self._inbox.put_back(back)
         if back:
             self._arrived.set()
 
-    async def _decide_slowly(self, waiting: _Waiting) -> None:
+    async def _decide_slowly(self, waiting: Waiting) -> None:
         """Decide one call in a transaction of its own that may wait for the lock."""
         try:
             async with self._lane:
                 result = await self._run([waiting.call], _SLOW)
-            _settle(waiting, result.answers[0])
+            waiting.settle(result.answers[0])
             self.on_commit(result.committed)
         except Conflict:
             locked = DatabaseUnavailable("its row is locked by another for too long; repeat the call", retry_after=1.0)
@@ -196,13 +190,13 @@ class Committer:
             del self._slow[waiting.call.entity]
             self._arrived.set()
 
-    def _fail(self, group: Sequence[_Waiting], error: Exception) -> None:
+    def _fail(self, group: Sequence[Waiting], error: Exception) -> None:
         refusal = error
         if not isinstance(error, StepwellError):
             log.error("hot_call_failed", calls=len(group), exc_info=error)
             refusal = Internal("internal error; the server's log has it")
         for waiting in group:
-            _settle(waiting, _own(refusal))
+            waiting.settle(_own(refusal))
 
 
 def _own(refusal: Exception) -> Exception:
@@ -210,13 +204,3 @@ def _own(refusal: Exception) -> Exception:
     own = copy(refusal)
     own.__cause__ = refusal.__cause__
     return own
-
-
-def _settle(waiting: _Waiting, answer: Any) -> None:
-    if waiting.answer.done():
-        return  # its caller has gone; what was committed stays committed
-    if isinstance(answer, Exception):
-        waiting.answer.set_exception(answer)
-        waiting.answer.exception()  # whoever cares hears of it; that nobody is left to do so is no error of ours
-    else:
-        waiting.answer.set_result(answer)

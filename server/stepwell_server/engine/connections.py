@@ -316,7 +316,7 @@ class Connection:
         while lane:
             call = lane[0]
             try:
-                news = await self.committer.submit(call)
+                news = await self.committer.submit(call, self.place.sender)
             except _TRY_AGAIN:
                 pause = min(pause * 2, LONGEST_RETRY)
                 await asyncio.sleep(pause)
@@ -332,7 +332,7 @@ class Connection:
         """Hand a call to the committer. While that is full, the stream is not read: the worker has to wait."""
         while True:
             try:
-                answer = self.committer.enqueue(call)
+                answer = self.committer.enqueue(call, self.place.sender)
             except ServerBusy:
                 await asyncio.sleep(SHORTEST_RETRY)
                 continue
@@ -366,7 +366,7 @@ class Connection:
         answers = []
         for call in calls:
             try:
-                answers.append(self.committer.enqueue(call))
+                answers.append(self.committer.enqueue(call, self.place.sender))
             except ServerBusy:
                 log.warning("lease_left_to_lapse", task_id=call.task_ids[0])
         await asyncio.gather(*answers, return_exceptions=True)

@@ -23,6 +23,7 @@ from stepwell_server.domain.workflows import Step
 from stepwell_server.engine.claims import Claimed, Handed, Seat, give_back_lost
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.groups import committed_by
+from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.runs import ref
 from stepwell_server.engine.tasks import Answer, Claim, GiveBack
@@ -78,6 +79,13 @@ class Place:
     """Newborns that are on their way to it."""
     has_lost_claim: bool = False
     """The answer to a claim was lost: it may hold what it never heard of, and takes nothing until that is returned."""
+    namespace: str = ""
+    """Of its session. Empty: it works for the server itself."""
+
+    @property
+    def sender(self) -> Sender:
+        """Whose turn it is when something of its leases is committed."""
+        return Sender(self.namespace, self.owner.session_id)
 
     @property
     def takes_more(self) -> bool:
@@ -163,7 +171,7 @@ class Dispatcher:
         unsure = tell_all or held.task_id in place.unsure
         try:
             look = ReportFrames(held, place.owner.session_id, connection=place.owner.connection, tell_all=unsure)
-            news = self._committer.enqueue(look)
+            news = self._committer.enqueue(look, place.sender)
         except StepwellError as error:
             log.warning("look_failed", reason=error.reason)
             self._ask_later(place, held)
@@ -444,7 +452,8 @@ class Dispatcher:
         assert handed.task.owner is not None
         held = Held(handed.task.id, handed.task.fence)
         try:
-            answer = self._committer.enqueue(GiveBack(held=held, owner=handed.task.owner))
+            sender = Sender(handed.task.handler.namespace, handed.task.owner.session_id)
+            answer = self._committer.enqueue(GiveBack(held=held, owner=handed.task.owner), sender)
         except StepwellError as error:
             log.warning("give_back_failed", reason=error.reason)
             return None

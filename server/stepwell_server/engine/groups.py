@@ -30,7 +30,7 @@ class HotCall:
 
     @property
     def entity(self) -> Hashable:
-        """What it is about. Calls about one entity are decided in the order in which they came."""
+        """What it is about. Calls of one sender about one entity are decided in the order in which they came."""
         raise NotImplementedError
 
     @property

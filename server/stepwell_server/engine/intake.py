@@ -17,6 +17,7 @@ from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.workflows import Instance, NewEvent, NewInstance
 from stepwell_server.engine.claims import Handed
 from stepwell_server.engine.groups import HotCall
+from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.run_calls import Created, CreateRun, SendEvent, Stored
 from stepwell_server.engine.runs import NewRun
 from stepwell_server.engine.spine import Spine
@@ -27,10 +28,11 @@ New = TypeVar("New", NewInstance, NewEvent, NewHook)
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """How a caller recognises one thing of a batch."""
+    """How a caller recognises one thing of a batch, and who that caller is."""
 
     request_id: str
     body: bytes
+    principal: str = ""
 
     def hash(self) -> str | None:
         """What tells a repetition from a reuse."""
@@ -65,7 +67,7 @@ class Intake:
         """Commit what each item asks for, in their order. One that is refused, whenever, is refused alone."""
         self.check_batch(len(items))
         checked = [await self._checked(new, item, check) for new, item in items]
-        return await self._commit([one if isinstance(one, StepwellError) else call(*one) for one in checked])
+        return await self._commit([one if isinstance(one, StepwellError) else _sent(call, *one) for one in checked])
 
     # ---- checks
 
@@ -115,18 +117,18 @@ class Intake:
         seat = self.spine.dispatcher.reserve(new.key.handler)
         return CreateRun(NewRun(new, item.request_id or None, item.hash(), seat))
 
-    async def _commit(self, calls: Sequence[HotCall | StepwellError]) -> list[Any]:
+    async def _commit(self, calls: Sequence[tuple[HotCall, Sender] | StepwellError]) -> list[Any]:
         """Commit the calls in their order. A caller that goes away leaves them to be committed all the same."""
-        answers = [one if isinstance(one, StepwellError) else self._enqueue(one) for one in calls]
+        answers = [one if isinstance(one, StepwellError) else self._enqueue(*one) for one in calls]
         waiting = [one for one in answers if isinstance(one, asyncio.Future)]
         if waiting:
             await asyncio.wait(waiting)  # unlike gather, it does not take them along when it is cancelled
         return [_outcome(one) for one in answers]
 
-    def _enqueue(self, call: HotCall) -> asyncio.Future[Any] | StepwellError:
+    def _enqueue(self, call: HotCall, sender: Sender) -> asyncio.Future[Any] | StepwellError:
         asked_at = asyncio.get_running_loop().time()
         try:
-            answer = self.spine.committer.enqueue(call)
+            answer = self.spine.committer.enqueue(call, sender)
         except StepwellError as refusal:
             if isinstance(call, CreateRun):
                 self._born(call, asked_at, None)
@@ -144,6 +146,10 @@ class Intake:
             handed = Handed(answer.task, Started(run.new.params, answer.task.run_at, run.new.trace), is_fresh=True)
         is_lost = isinstance(error, DatabaseUnavailable)
         self.spine.dispatcher.born(run.new.key.handler, run.seat, handed, asked_at, is_lost=is_lost)
+
+
+def _sent(call: Callable[[New, Item], HotCall], new: New, item: Item) -> tuple[HotCall, Sender]:
+    return call(new, item), Sender(new.key.namespace, item.principal)
 
 
 def event_call(new: NewEvent, item: Item) -> SendEvent:

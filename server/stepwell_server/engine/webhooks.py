@@ -139,7 +139,9 @@ class Webhooks:
         times = self.spine.committer.rules.times
         while True:
             try:
-                await self.spine.committer.submit(Renew(held=held, owner=self._place.owner, times=times))
+                await self.spine.committer.submit(
+                    Renew(held=held, owner=self._place.owner, times=times), self._place.sender
+                )
             except StepwellError as error:
                 log.debug("renewal_failed", reason=error.reason)
                 await asyncio.sleep(PAUSE)
@@ -148,7 +150,7 @@ class Webhooks:
 
     async def _give_back(self, held: Held) -> None:
         try:
-            await self.spine.committer.submit(GiveBack(held=held, owner=self._place.owner))
+            await self.spine.committer.submit(GiveBack(held=held, owner=self._place.owner), self._place.sender)
         except StepwellError as error:
             log.warning("give_back_failed", reason=error.reason)  # the ack window ends it
 
@@ -156,7 +158,7 @@ class Webhooks:
         while True:
             call = ReportFrames(held, self._place.owner.session_id, (Frame(1, outcome),))
             try:
-                await self.spine.committer.submit(call)
+                await self.spine.committer.submit(call, self._place.sender)
             except StepwellError as error:
                 log.warning("outcome_not_stored", reason=error.reason)
                 await asyncio.sleep(PAUSE)

@@ -36,6 +36,7 @@ from stepwell_server.engine.claims import Claimed, Handed, Seat
 from stepwell_server.engine.connections import Connection
 from stepwell_server.engine.dispatch import LONGEST_PAUSE, SHORTEST_PAUSE, Delivery, Place
 from stepwell_server.engine.groups import committed_by
+from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.run_calls import EndOvertime, ReportFrames
 from stepwell_server.engine.runs import changed_statuses, ref
@@ -134,20 +135,20 @@ class Workers:
         self._spine.bus.registered |= hosted
         self._spine.announce(replace(committed, touched=committed.touched | hosted))
         owner = Owner(hello.session_id, connection_number)
-        connection = self._open(owner, hosted)
+        connection = self._open(owner, hello.namespace, hosted)
         still_held = [Held(task.id, task.fence) for task in kept]
         for held in still_held:
             self._spine.dispatcher.hold(connection.place, held)
         self._spine.dispatcher.look([held.task_id for held in still_held], tell_all=True)
         return connection, still_held
 
-    def _open(self, owner: Owner, hosted: frozenset[Handler]) -> Connection:
+    def _open(self, owner: Owner, namespace: str, hosted: frozenset[Handler]) -> Connection:
         older = self._connections.get(owner.session_id)
         if older is not None and older.owner.connection > owner.connection:
             raise Superseded("a newer connection of this session has taken over", connection=older.owner.connection)
         if older is not None:
             older.stop(Superseded("a newer connection of this session has taken over", connection=owner.connection))
-        place = Place(owner, hosted, lambda deliveries: None, lambda held, news: None)
+        place = Place(owner, hosted, lambda deliveries: None, lambda held, news: None, namespace=namespace)
         connection = Connection(owner, place, self._spine.committer, self._spine.dispatcher)
         place.deliver, place.tell = connection.deliver, connection.tell
         self._connections[owner.session_id] = connection
@@ -247,7 +248,7 @@ class Workers:
             return await self._with_state(replayed)
         hosted = frozenset(session.handlers)
         seat = Seat(Owner(session_id, session.connection), hosted & only if only else hosted, min(most, MOST_CLAIMED))
-        claimed = await self._claim_within(seat, wait)
+        claimed = await self._claim_within(seat, Sender(namespace, session_id), wait)
         leases = [[one.task.id, one.task.fence] for one in claimed.handed]
         await self._spine.db.run_tx(lambda tx: requests.remember(tx, key, leases))
         return await self._with_state([one.task for one in claimed.handed])
@@ -257,13 +258,13 @@ class Workers:
         answers = [self._spine.dispatcher.give_back(one.handed) for one in left_out]
         await asyncio.gather(*filter(None, answers), return_exceptions=True)
 
-    async def _claim_within(self, seat: Seat, wait: Micros) -> Claimed:
+    async def _claim_within(self, seat: Seat, sender: Sender, wait: Micros) -> Claimed:
         loop, bus = asyncio.get_running_loop(), self._spine.bus
         ends, pause, was_draining = self._waits.ends(wait / SECOND), SHORTEST_PAUSE, self._waits.is_draining
         patience = 0 if bus.time.virtual else STICKY
         while True:
             number = bus.number
-            claimed: Claimed = await self._spine.committer.submit(Claim([seat], patience))
+            claimed: Claimed = await self._spine.committer.submit(Claim([seat], patience), sender)
             if claimed.handed or loop.time() >= ends or self._waits.is_draining is not was_draining:
                 return claimed
             with suppress(TimeoutError):
@@ -281,11 +282,13 @@ class Workers:
         session = await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
         owner = Owner(session_id, 0 if session is None else session.connection)
         times = self._spine.committer.rules.times
+        sender = _sender_of(session, session_id)
         submit = self._spine.committer.submit
 
         async def kept(one: Held) -> Answer:
-            renewal = submit(Renew(held=one, owner=owner, times=times))
-            renewed, after = await asyncio.gather(renewal, submit(EndOvertime(ReportFrames(one, session_id))))
+            renewal = submit(Renew(held=one, owner=owner, times=times), sender)
+            overtime = submit(EndOvertime(ReportFrames(one, session_id)), sender)
+            renewed, after = await asyncio.gather(renewal, overtime)
             answer: Answer = renewed if renewed.verdict is Verdict.STALE else after
             return answer
 
@@ -294,10 +297,9 @@ class Workers:
     async def commit(self, session_id: str, held: Held, frames: tuple[Frame, ...]) -> RunNews:
         """Apply frames about one task."""
         check_session_id(session_id)
-        await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
-        news: RunNews = await self._spine.committer.submit(
-            ReportFrames(held, session_id, frames, sum(frame.size for frame in frames), by_call=True)
-        )
+        session = await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
+        report = ReportFrames(held, session_id, frames, sum(frame.size for frame in frames), by_call=True)
+        news: RunNews = await self._spine.committer.submit(report, _sender_of(session, session_id))
         if news.stale is not None and not news.answers:
             raise news.stale
         return news
@@ -410,6 +412,10 @@ def _touch(tx: Tx, session_id: str) -> Session | None:
     if session is not None and not session.replica_id:
         sessions.confirm(tx, [Owner(session_id, session.connection)])
     return session
+
+
+def _sender_of(session: Session | None, session_id: str) -> Sender:
+    return Sender("" if session is None else session.namespace, session_id)
 
 
 def _recall(tx: Tx, key: RequestKey) -> list[Task] | None:
