@@ -25,6 +25,7 @@ from stepwell_server.api.dispatchers import DispatcherServicer
 from stepwell_server.api.health import Health
 from stepwell_server.api.hooks import HookServicer
 from stepwell_server.api.interceptors import Pipeline, layers
+from stepwell_server.api.messages import Messages
 from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.ops import OpsListener
 from stepwell_server.api.server import ServerServicer
@@ -212,7 +213,8 @@ class App:
         settings = self.settings
         policy = load_policy(settings.policy)
         deadline = settings.unary_deadline.total_seconds()
-        return Pipeline(layers(self.metrics, self._admission, deadline), policy)
+        messages = Messages(settings.message_deadline.total_seconds())
+        return Pipeline(layers(self.metrics, self._admission, deadline), policy, messages)
 
     def _assemble(self, replica: Replica) -> None:
         """The engine room: the committer, the wake bus, the dispatcher, and who tells whom."""

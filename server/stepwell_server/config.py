@@ -212,6 +212,12 @@ class Settings(BaseSettings):
     unary_deadline: Seconds = Field(
         timedelta(seconds=30), gt=timedelta(0), title="SECONDS", description="deadline of unary calls that bring none"
     )
+    message_deadline: Seconds = Field(
+        timedelta(seconds=10),
+        gt=timedelta(0),
+        title="SECONDS",
+        description="how soon the message of a unary call must have come",
+    )
     drain_settle: Seconds = Field(
         timedelta(seconds=5), title="SECONDS", description="after SIGTERM, time for balancers to look away"
     )

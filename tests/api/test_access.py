@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Coroutine
 from contextlib import suppress
 from typing import Any
 
@@ -178,9 +178,12 @@ async def test_calls_that_wait_keep_no_others_out(start_server: StartServer, dat
     await hire_at(server, credit=0)
     await caller.register()
     await flows.create("one")
-    waiting = [asyncio.create_task(flows.wait("one", 30)) for _ in range(3)]
-    waiting += [asyncio.create_task(flows.create("two", wait=30)), asyncio.create_task(caller.claim(wait=30))]
-    await until_waiting(server, 5)
+    calls: list[Coroutine[Any, Any, Any]] = [flows.wait("one", 30) for _ in range(3)]
+    calls += [flows.create("two", wait=30), caller.claim(wait=30)]
+    waiting = []
+    for call in calls:
+        waiting.append(asyncio.create_task(call))
+        await until_waiting(server, len(waiting))
 
     error = await refusal(flows.wait("one", 30))
     await flows.manage("Terminate", "one")

@@ -1,8 +1,9 @@
 """What surrounds every call: logs and metrics, errors, authorisation, admission, deadlines, parsing.
 
 Each concern is one async context manager around the call, so that it is written once for unary calls and streams
-alike. `Pipeline` nests them in the order of `layers()`, parses the raw bytes itself (grpc.aio would answer an
-undecodable request with UNKNOWN and the exception's text) and hands the servicer a checked message.
+alike. `Pipeline` nests them in the order of `layers()`, reads and parses the raw bytes itself (grpc.aio would read the
+message of a unary call before anything else, and answer an undecodable one with UNKNOWN and the exception's text) and
+hands the servicer a checked message.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from stepwell_server.api.access import (
 from stepwell_server.api.admission import Admission
 from stepwell_server.api.calls import Call, Context, current
 from stepwell_server.api.errors import DETAILS_KEY, code_of, to_status
+from stepwell_server.api.messages import Messages
 from stepwell_server.domain.errors import (
     Internal,
     MalformedRequest,
@@ -53,9 +55,10 @@ log = structlog.get_logger()
 class Pipeline(aio.ServerInterceptor):
     """Wraps every method once, with all layers around it."""
 
-    def __init__(self, layers: list[Layer], policy: Policy) -> None:
+    def __init__(self, layers: list[Layer], policy: Policy, messages: Messages) -> None:
         self._layers = layers
         self._policy = policy
+        self._messages = messages
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -71,16 +74,19 @@ class Pipeline(aio.ServerInterceptor):
         return self._wrapped[method]
 
     def _wrap(self, handler: Handler, method: str) -> Handler:
-        serve = self._stream(handler, method) if handler.response_streaming else self._unary(handler, method)
-        shape = f"{_arity(handler.request_streaming)}_{_arity(handler.response_streaming)}"
-        return handler._replace(request_deserializer=None, **{shape: serve})
+        """The handler as one that reads a stream, whatever it is: a single message is read from it in here."""
+        if handler.response_streaming:
+            serve, shape = self._stream(handler, method), "stream_stream"
+        else:
+            serve, shape = self._unary(handler, method), "stream_unary"
+        return handler._replace(request_streaming=True, request_deserializer=None, **{shape: serve})
 
     def _unary(self, handler: Handler, method: str) -> Any:
         inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def serve(raw: Any, context: Context) -> Any:
             async with self._around(Call(method, handler.request_streaming, context, self._policy)) as call:
-                return await inner(self._request(handler, raw, call), context)
+                return await inner(await self._request(handler, raw, call), context)
 
         return serve
 
@@ -89,7 +95,7 @@ class Pipeline(aio.ServerInterceptor):
 
         async def serve(raw: Any, context: Context) -> Any:
             async with self._around(Call(method, True, context, self._policy)) as call:
-                answer = inner(self._request(handler, raw, call), context)
+                answer = inner(await self._request(handler, raw, call), context)
                 if isinstance(answer, Awaitable):  # a servicer that writes to the context itself, as health's Watch
                     await answer
                     return
@@ -106,11 +112,11 @@ class Pipeline(aio.ServerInterceptor):
                 await stack.enter_async_context(layer(call))
             yield call
 
-    def _request(self, handler: Handler, raw: Any, call: Call) -> Any:
+    async def _request(self, handler: Handler, raw: AsyncIterator[bytes], call: Call) -> Any:
         if handler.request_streaming:
             _permit(call, "")
             return _parsed_stream(handler, raw)
-        message = _parsed(handler, raw)
+        message = _parsed(handler, await self._messages.read(call))
         _permit(call, _namespace(call.method, message))
         return message
 
@@ -119,10 +125,6 @@ def _permit(call: Call, namespace: str) -> None:
     """Ask the policy, unless the method is for everybody, or asks by itself."""
     if call.method not in _UNASKED:
         call.permit(namespace)
-
-
-def _arity(streaming: bool) -> str:
-    return "stream" if streaming else "unary"
 
 
 def _parsed(handler: Handler, raw: bytes) -> Message:

@@ -37,6 +37,9 @@ from stepwell_server.api.workflows import WorkflowServicer
 MESSAGE_BYTES = 4 * 1024 * 1024
 METADATA_BYTES = 8192
 CONCURRENT_RPCS = 12_000
+STREAM_WINDOW = 16 * 1024
+CONCURRENT_STREAMS = 512
+"""Of one connection. Windows of so many that nobody reads, full of the smallest frames, take less than 64 MiB."""
 
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -44,7 +47,10 @@ OPTIONS: list[tuple[str, int]] = [
     # Equal, because between the soft and the hard limit gRPC refuses at random.
     ("grpc.max_metadata_size", METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", METADATA_BYTES),
-    ("grpc.max_concurrent_streams", 1000),
+    # What a stream may hold that nobody reads. Without these, gRPC widens the windows of a fast peer up to 1 GiB.
+    ("grpc.http2.bdp_probe", 0),
+    ("grpc.http2.lookahead_bytes", STREAM_WINDOW),
+    ("grpc.max_concurrent_streams", CONCURRENT_STREAMS),
     # A frozen client is noticed after 8 + 5 seconds. It takes the ping timeout: the keepalive timeout alone, without
     # it, was seen to take 70 seconds.
     ("grpc.keepalive_time_ms", 8_000),
