@@ -7,9 +7,10 @@ import math
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from stepwell_server.domain import strict_json
 from stepwell_server.domain.errors import (
     InvalidField,
     PayloadNotJson,
@@ -28,7 +29,14 @@ values = st.recursive(
 
 
 def check(payload: Payload, most_bytes: int = 1000_000, deepest: int = 64) -> None:
-    payload.check("params", most_bytes=most_bytes, deepest=deepest)
+    for _ in payload.scan("params", most_bytes=most_bytes, deepest=deepest):
+        pass
+
+
+@pytest.fixture(params=[strict_json.PART, 8], ids=["at once", "in parts"], autouse=True)
+def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is true of a text that is looked at at once is true of one that is looked at in parts."""
+    monkeypatch.setattr(strict_json, "PART", request.param)
 
 
 def depth(value: Any) -> int:
@@ -40,11 +48,13 @@ def depth(value: Any) -> int:
     return 1
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values, st.booleans())
 def test_what_json_writes_is_let_in(value: Any, ascii_only: bool) -> None:
     check(Payload(json.dumps(value, ensure_ascii=ascii_only)))
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values, st.integers(1, 6))
 def test_depth_is_counted_exactly(value: Any, deepest: int) -> None:
     payload = Payload(json.dumps(value))
@@ -56,7 +66,8 @@ def test_depth_is_counted_exactly(value: Any, deepest: int) -> None:
         check(payload, deepest=deepest)
 
 
-@given(st.text(alphabet='{}[]",:\\ 1tfn.eE-+NaIy\n\u00e4', max_size=40))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(st.text(alphabet='{}[]",:\\ 1tfn.eE-+NaIy\n\u00e4\x01\x02\xa0', max_size=40))
 def test_a_text_is_let_in_exactly_if_it_is_strict_json(text: str) -> None:
     def refuse(constant: str) -> None:
         raise ValueError(constant)
@@ -71,7 +82,29 @@ def test_a_text_is_let_in_exactly_if_it_is_strict_json(text: str) -> None:
         check(Payload(text))
 
 
-@pytest.mark.parametrize("text", ["", " ", "NaN", "[Infinity]", "-Infinity", "{'a': 1}", "01", "[1,]", "nul", '"\n"'])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        " ",
+        "NaN",
+        "[Infinity]",
+        "-Infinity",
+        "{'a': 1}",
+        "01",
+        "[1,]",
+        "nul",
+        '"\n"',
+        "1 2",
+        "\x01",
+        "[\x02]",
+        '"\\ud800"',
+        '"\\ude00\\ud83d"',
+        "[}",
+        '{"a" 1}',
+        "1.",
+    ],
+)
 def test_what_is_not_strict_json_is_refused(text: str) -> None:
     with pytest.raises(PayloadNotJson):
         check(Payload(text))
@@ -87,6 +120,38 @@ def test_a_bomb_of_brackets_is_refused_and_not_parsed(opening: str) -> None:
         check(Payload(opening * 200_000))
 
     assert caught.value.metadata == {"field": "params", "limit": "64"}
+
+
+MEBIBYTE = 1024 * 1024
+HOSTILE = {
+    "quotes that none closes": '"\\' * (MEBIBYTE // 2),
+    "escapes": '"' + "\\n" * (MEBIBYTE // 2) + '"',
+    "strings": "[" + '"",' * (MEBIBYTE // 3) + "0]",
+    "brackets": "[" + "[],{}," * (MEBIBYTE // 6) + "0]",
+    "spaces": "[" + " " * MEBIBYTE + "]",
+    "pairs": '"' + "\\ud83d\\ude00" * (MEBIBYTE // 12) + '"',
+    "numbers": "[" + "1," * (MEBIBYTE // 2) + "1]",
+}
+
+
+@pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
+def test_each_character_of_a_large_payload_is_looked_at_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(strict_json, "PART", 16 * 1024)
+    looked_at = 0
+    try:
+        for amount in Payload(text).scan("params", most_bytes=2 * MEBIBYTE, deepest=64):
+            looked_at += amount
+            assert amount <= strict_json.PART or text[looked_at - amount] in '"['
+        assert looked_at == len(text)
+    except PayloadNotJson:
+        assert text is HOSTILE["quotes that none closes"]
+
+
+def test_nothing_is_looked_at_behind_the_first_bracket_too_many() -> None:
+    text = "[" * 65 + "[],x" * MEBIBYTE
+
+    with pytest.raises(PayloadTooDeep):
+        assert not list(Payload(text).scan("params", most_bytes=len(text), deepest=64))
 
 
 def test_a_number_of_any_length_is_only_looked_at() -> None:
@@ -112,6 +177,7 @@ def test_bytes_may_be_anything_up_to_their_size() -> None:
         check(Payload(binary=b"", encoding="x" * 65))
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.binary(max_size=50), st.text(max_size=20))
 def test_bytes_come_back_from_storage_as_they_went(data: bytes, encoding: str) -> None:
     payload = Payload(binary=data, encoding=encoding)
@@ -119,6 +185,7 @@ def test_bytes_come_back_from_storage_as_they_went(data: bytes, encoding: str) -
     assert from_text(to_text(payload)) == payload
 
 
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(values)
 def test_json_comes_back_from_storage_byte_for_byte(value: Any) -> None:
     payload = Payload(json.dumps(value))

@@ -19,10 +19,15 @@ from stepwell_server.domain.retry import StepPolicy
 from stepwell_server.domain.tasks import Handler, Reason, Registration, Stop, Task, TaskKind
 from stepwell_server.domain.workflows import Step, StepType
 from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.turns import Turns
 from stepwell_server.engine.workers import Hello, WorkerView
 
 STATE_BYTES = 3 * 1024 * 1024
 """How much of a task's state goes into one message; the rest follows."""
+
+FRAME_COST = 100
+OPENING_COST = 100
+"""A frame and each body that it begins cost as much to read as so many characters of JSON."""
 
 _KINDS = {
     TaskKind.WORKFLOW: workers_pb2.HANDLER_KIND_WORKFLOW,
@@ -87,27 +92,29 @@ def held_from_pb(held: workers_pb2.HeldTask) -> Held:
 class FrameReader:
     """Reads numbered frames, with the server's defaults where they say nothing."""
 
-    def __init__(self, limits: Limits, default: StepPolicy) -> None:
+    def __init__(self, limits: Limits, default: StepPolicy, turns: Turns) -> None:
         self._limits = limits
         self._default = default
+        self._turns = turns
 
-    def read(self, frame: workers_pb2.WorkerFrame) -> Frame:
+    async def read(self, frame: workers_pb2.WorkerFrame) -> Frame:
         """The frame. One that breaks a rule is rejected under its number."""
         if frame.number < 1:
             raise InvalidField("frames about a task count from 1", field="number")
         try:
             validate.check(frame)
-            read = Frame(frame.number, self._body(frame), tuple(map(self._opening, frame.opens)))
+            read = Frame(frame.number, await self._body(frame), tuple(map(self._opening, frame.opens)))
             read.check()
+            await self._turns.spend(FRAME_COST + OPENING_COST * len(frame.opens))
         except StepwellError as refusal:
             return Frame(frame.number, frames.Rejected(refusal))
         return read
 
-    def _body(self, frame: workers_pb2.WorkerFrame) -> frames.Body:
+    async def _body(self, frame: workers_pb2.WorkerFrame) -> frames.Body:
         match frame.WhichOneof("body"):
             case "step_done":
                 done = frame.step_done
-                result = self._payload("result", done.result) if done.HasField("result") else None
+                result = await self._payload("result", done.result) if done.HasField("result") else None
                 return frames.StepDone(done.name, done.attempt, self.policy(done.policy), result)
             case "step_failed":
                 failed = frame.step_failed
@@ -118,7 +125,7 @@ class FrameReader:
             case "suspend":
                 return frames.Suspend(frame.suspend.cached, frame.suspend.known_revision, frame.suspend.yields)
             case "finish":
-                return self._finish(frame.finish)
+                return await self._finish(frame.finish)
             case "outcome":
                 has_failed = frame.outcome.HasField("failure")
                 return frames.Outcome(convert.failure_from_pb(frame.outcome.failure) if has_failed else None)
@@ -138,18 +145,19 @@ class FrameReader:
             case _:
                 raise InvalidField("say what it waits for: sleep, sleep_until or event", field="until")
 
-    def _finish(self, finish: workers_pb2.Finish) -> frames.Finish:
+    async def _finish(self, finish: workers_pb2.Finish) -> frames.Finish:
         match finish.WhichOneof("result"):
             case "output":
-                return frames.Finish(output=self._payload("output", finish.output))
+                return frames.Finish(output=await self._payload("output", finish.output))
             case "failure":
                 return frames.Finish(failure=convert.failure_from_pb(finish.failure))
             case _:
                 return frames.Finish()
 
-    def _payload(self, field: str, payload: common_pb2.Payload) -> Payload:
+    async def _payload(self, field: str, payload: common_pb2.Payload) -> Payload:
         read = convert.payload_from_pb(payload)
-        read.check(field, most_bytes=self._limits.payload_bytes, deepest=self._limits.payload_depth)
+        limits = self._limits
+        await self._turns.work(read.scan(field, most_bytes=limits.payload_bytes, deepest=limits.payload_depth))
         return read
 
     def _opening(self, one: workers_pb2.OpenStep) -> Opening:

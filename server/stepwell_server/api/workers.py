@@ -14,7 +14,6 @@ from stepwell_server.api import convert, frames, streams, validate
 from stepwell_server.api.calls import Call, Context, current, request_of, waiting
 from stepwell_server.api.frames import NUMBERED, FrameReader
 from stepwell_server.domain.errors import (
-    BatchTooLarge,
     DurationOutOfRange,
     FrameRate,
     HelloRequired,
@@ -33,6 +32,7 @@ from stepwell_server.domain.times import SECOND
 from stepwell_server.engine.connections import MOST_CREDIT, Beat, Connection, Draining, Message, News, Refused
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.server import Server
+from stepwell_server.engine.turns import Turns
 from stepwell_server.engine.workers import LONGEST_CLAIM, PROTOCOL, Workers
 
 log = structlog.get_logger()
@@ -42,8 +42,6 @@ HELLO_LIMIT = 10.0
 MESSAGE_BYTES = 3 * 1024 * 1024
 FRAMES_PER_SECOND = 20_000
 FRAMES_AT_ONCE = 40_000
-MOST_RENEWED = 1000
-MOST_FRAMES = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +65,7 @@ class WorkerServicer(WorkerServiceServicer):
         self._workers = workers
         self._server = server
         self._terms = terms
+        self._turns = Turns()
 
     async def Connect(  # type: ignore[override]  # it writes to the context itself, to see when nobody reads
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
@@ -108,8 +107,6 @@ class WorkerServicer(WorkerServiceServicer):
         return pb.ClaimTasksResponse(frames=pages)
 
     async def RenewTasks(self, request: pb.RenewTasksRequest, context: Context) -> pb.RenewTasksResponse:
-        if len(request.tasks) > MOST_RENEWED:
-            raise BatchTooLarge(f"at most {MOST_RENEWED} leases at once", field="tasks", limit=MOST_RENEWED)
         answers = await self._workers.renew(request.session_id, [frames.held_from_pb(one) for one in request.tasks])
         results = [
             pb.RenewTasksResult(
@@ -126,7 +123,7 @@ class WorkerServicer(WorkerServiceServicer):
             raise InvalidField("only frames about a task can be committed", field="frames")
         answered: list[pb.ServerFrame] = []
         reader = await self._reader(convert.namespace_from_pb(request.namespace))
-        numbered = tuple(reader.read(one) for one in request.frames if one.WhichOneof("body") in NUMBERED)
+        numbered = tuple([await reader.read(one) for one in request.frames if one.WhichOneof("body") in NUMBERED])
         if "task_ack" in bodies and not numbered:
             await self._acknowledge(request.session_id, held)
         if numbered or "need_state" not in bodies:
@@ -148,7 +145,7 @@ class WorkerServicer(WorkerServiceServicer):
             raise LeaseLost("the task is no longer held", task_id=held.task_id)
 
     async def _reader(self, namespace: str) -> FrameReader:
-        return FrameReader(await self._workers.limits_of(namespace), self._terms.policy)
+        return FrameReader(await self._workers.limits_of(namespace), self._terms.policy, self._turns)
 
     async def _welcome(self, namespace: str, connection: int, held: Iterable[Held]) -> pb.Welcome:
         replica, terms = self._server.replica, self._terms
@@ -303,7 +300,7 @@ class _Stream:
             if body not in NUMBERED:
                 validate.check(frame)
             if body in NUMBERED:
-                reports.setdefault(held, []).append(self.reader.read(frame))
+                reports.setdefault(held, []).append(await self.reader.read(frame))
             elif body == "task_ack":
                 arrived[held] = None
             elif body == "heartbeat":
@@ -375,6 +372,6 @@ def _first_pages(deliveries: Sequence[Delivery]) -> tuple[list[pb.ServerFrame], 
 
 def _one_task(incoming: Iterable[pb.WorkerFrame]) -> Held:
     held = {Held(one.task_id, one.fence) for one in incoming}
-    if len(held) != 1 or len(list(incoming)) > MOST_FRAMES:
-        raise InvalidField(f"a commit has 1 to {MOST_FRAMES} frames, all about one task", field="frames")
+    if len(held) != 1:
+        raise InvalidField("a commit has frames about one task", field="frames")
     return held.pop()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -21,6 +21,7 @@ from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.run_calls import Created, CreateRun, SendEvent, Stored
 from stepwell_server.engine.runs import NewRun
 from stepwell_server.engine.spine import Spine
+from stepwell_server.engine.turns import Turns
 from stepwell_server.storage.workflows import Started
 
 New = TypeVar("New", NewInstance, NewEvent, NewHook)
@@ -48,6 +49,7 @@ class Intake:
     """Takes in batches of any size up to the limit; one caller is a batch of one."""
 
     spine: Spine
+    turns: Turns = field(default_factory=Turns)
 
     async def create(self, items: Sequence[tuple[NewInstance | StepwellError, Item]]) -> list[Instance | StepwellError]:
         """Store new instances, each decided by itself. Where a worker is free, they are handed out at birth."""
@@ -106,10 +108,11 @@ class Intake:
             await self.check_payload(new.key.namespace, "payload", new.payload)
         return new
 
-    async def check_payload(self, namespace: str, field: str, payload: Payload) -> None:
+    async def check_payload(self, namespace: str, name: str, payload: Payload) -> None:
         """Refuse what the namespace does not take; also a namespace that does not exist."""
         limits = await self.spine.registry.limits_of(namespace)
-        payload.check(field, most_bytes=limits.max_payload_bytes, deepest=self.spine.registry.limits.payload_depth)
+        deepest = self.spine.registry.limits.payload_depth
+        await self.turns.work(payload.scan(name, most_bytes=limits.max_payload_bytes, deepest=deepest))
 
     # ---- commits
 

@@ -1,0 +1,35 @@
+"""Turns: long work on the loop is done a part at a time, so that everybody else gets a turn in between.
+
+A thread would not help: such work is Python, which holds the interpreter's lock wherever it runs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from contextvars import ContextVar
+
+PART = 16 * 1024
+"""Bytes, or as much work, that a call does at once: about three milliseconds of the worst kind."""
+
+_done: ContextVar[int] = ContextVar("done_in_turn", default=0)
+
+
+class Turns:
+    """Lets calls with much to do go on one after the other, one part in each round of the loop."""
+
+    def __init__(self) -> None:
+        self._line = asyncio.Lock()
+
+    async def work(self, parts: Iterable[int]) -> None:
+        """Do work that says after each part how much it was."""
+        for amount in parts:
+            await self.spend(amount)
+
+    async def spend(self, amount: int) -> None:
+        """Count work that was done. A call that has done a part waits for its next turn."""
+        done = _done.get() + amount
+        _done.set(done if done < PART else 0)
+        if done >= PART:
+            async with self._line:
+                await asyncio.sleep(0)
