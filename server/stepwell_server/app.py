@@ -28,6 +28,7 @@ from stepwell_server.api.interceptors import Pipeline, layers
 from stepwell_server.api.messages import Messages
 from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.ops import OpsListener
+from stepwell_server.api.parsing import Parser
 from stepwell_server.api.server import ServerServicer
 from stepwell_server.api.transactions import TransactionServicer
 from stepwell_server.api.workers import Terms, WorkerServicer
@@ -214,7 +215,8 @@ class App:
         policy = load_policy(settings.policy)
         deadline = settings.unary_deadline.total_seconds()
         messages = Messages(settings.message_deadline.total_seconds())
-        return Pipeline(layers(self.metrics, self._admission, deadline), policy, messages)
+        parser = Parser(settings.limits.to_limits())
+        return Pipeline(layers(self.metrics, self._admission, deadline), policy, messages, parser)
 
     def _assemble(self, replica: Replica) -> None:
         """The engine room: the committer, the wake bus, the dispatcher, and who tells whom."""

@@ -10,6 +10,8 @@ from grpc import aio
 
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell_server.api.interceptors import _parsed_stream
+from stepwell_server.api.parsing import Parser
+from stepwell_server.domain.limits import Limits
 
 
 async def test_a_stream_that_ends_because_the_server_stops_ends_without_an_error() -> None:
@@ -21,4 +23,6 @@ async def test_a_stream_that_ends_because_the_server_stops_ends_without_an_error
 
     handler: Any = SimpleNamespace(request_deserializer=pb.WatchInstancesRequest.FromString)
 
-    assert [message async for message in _parsed_stream(handler, cut())] == [pb.WatchInstancesRequest()]
+    assert [message async for message in _parsed_stream(Parser(Limits()), handler, cut())] == [
+        pb.WatchInstancesRequest()
+    ]

@@ -376,10 +376,15 @@ async def test_many_large_steps_do_not_end_the_stream(watch: Watch, worker: Hand
 async def test_many_refusals_come_in_messages_that_fit(watch: Watch) -> None:
     names = [f"nobody-{number:05}-{'x' * 80}" for number in range(20_000)]
 
-    await watch.add(*names)
+    async def add_all() -> None:
+        for first in range(0, len(names), 1000):
+            await watch.add(*names[first : first + 1000])
+
+    adding = asyncio.create_task(add_all())
     refused: list[str] = []
     while len(refused) < len(names):
         refused += [change.refusal.target.instance_id for change in await watch.changes()]
+    await adding
 
     assert refused == names
     assert max(message.ByteSize() for message in watch.messages) < 4 * 1024 * 1024

@@ -200,25 +200,46 @@ async def test_a_worker_that_comes_while_the_server_goes_away_is_sent_elsewhere(
 async def test_a_flood_of_frames_ends_the_stream(
     sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer, "FRAMES_PER_SECOND", 1)
+    monkeypatch.setattr(servicer, "FRAMES_PER_SECOND", 0)
     worker = await hire_at(sqlite_server, credit=0)
-    flood = [pb.WorkerFrame(task_ack=pb.TaskAck())] * 20_000
+    flood = [pb.WorkerFrame(task_ack=pb.TaskAck())] * 1000
 
-    for _ in range(3):
+    for _ in range(41):
         await worker.say(*flood)
     await worker.until_over()
 
     assert ended(worker) == ("RESOURCE_EXHAUSTED", "FRAME_RATE")
 
 
+async def test_more_frames_than_a_message_may_have_end_the_stream(sqlite_server: Served, hire_at: Hire) -> None:
+    worker = await hire_at(sqlite_server, credit=0)
+
+    await worker.say(*[pb.WorkerFrame()] * 1001)
+    await worker.until_over()
+
+    assert ended(worker) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+
+
+async def test_a_heartbeat_of_more_leases_than_can_be_held_ends_the_stream(
+    sqlite_server: Served, hire_at: Hire
+) -> None:
+    worker = await hire_at(sqlite_server, credit=0)
+
+    await worker.say(pb.WorkerFrame(heartbeat=pb.Heartbeat(held=[pb.HeldTask(task_id=1, fence=1)] * 1001)))
+    await worker.until_over()
+
+    assert ended(worker) == ("INVALID_ARGUMENT", "INVALID_FIELD")
+
+
 async def test_a_flood_of_empty_messages_counts_too(
     sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(servicer, "FRAMES_PER_SECOND", 1)
+    monkeypatch.setattr(servicer, "FRAMES_PER_SECOND", 0)
     worker = await hire_at(sqlite_server, credit=0)
-    await worker.say(*[pb.WorkerFrame()] * 39_998)
+    for _ in range(40):
+        await worker.say(*[pb.WorkerFrame()] * 999)
 
-    for _ in range(4):
+    for _ in range(41):
         await worker.say()
     await worker.until_over()
 

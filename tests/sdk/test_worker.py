@@ -314,3 +314,11 @@ def test_a_message_never_gets_too_large() -> None:
 
     assert [len(message) for message in in_messages([big] * 7)] == [3, 3, 1]
     assert list(in_messages([])) == []
+
+
+def test_frames_are_sent_in_messages_with_as_many_as_the_server_takes() -> None:
+    small = pb.WorkerFrame(task_ack=pb.TaskAck())
+    opening = pb.WorkerFrame(begin_steps=pb.BeginSteps(), opens=[pb.OpenStep()] * 600)
+
+    assert [len(message) for message in in_messages([small] * 2500)] == [1000, 1000, 500]
+    assert [len(message) for message in in_messages([opening] * 3)] == [1, 1, 1]

@@ -203,7 +203,7 @@ func (Stop) EnumDescriptor() ([]byte, []int) {
 // ConnectRequest carries all frames that the worker had ready: one message costs the same whatever its size.
 type ConnectRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Frames. Those about one task are applied in order.
+	// Frames, at most 1,000 (INVALID_FIELD ends the stream). Those about one task are applied in order.
 	Frames        []*WorkerFrame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -396,7 +396,7 @@ type ClaimTasksRequest struct {
 	MaxTasks int32 `protobuf:"varint,3,opt,name=max_tasks,json=maxTasks,proto3" json:"max_tasks,omitempty"`
 	// How long to wait for something to become due. Default 0; at most 30 seconds (DURATION_OUT_OF_RANGE).
 	Wait *durationpb.Duration `protobuf:"bytes,4,opt,name=wait,proto3" json:"wait,omitempty"`
-	// Only these handlers of the session. None: all that it registered.
+	// Only these handlers of the session, at most 1,000. None: all that it registered.
 	Handlers []*HandlerRef `protobuf:"bytes,5,rep,name=handlers,proto3" json:"handlers,omitempty"`
 	// Makes the call safe to repeat: the same id returns those of its tasks that are still held under the same fence. At
 	// most 36 printable ASCII characters. Optional.
@@ -1103,7 +1103,7 @@ type WorkerFrame struct {
 	// durable (TaskAck, NeedState).
 	Number int64 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
 	// Step bodies that begin once this frame is durable. If the worker is lost, an attempt is charged to exactly the
-	// bodies that are open: named here, and not closed by a StepDone or StepFailed.
+	// bodies that are open: named here, and not closed by a StepDone or StepFailed. At most 10,000 (INVALID_FIELD).
 	Opens []*OpenStep `protobuf:"bytes,4,rep,name=opens,proto3" json:"opens,omitempty"`
 	// What it says. Unset, or unknown to the server: ignored.
 	//
@@ -1673,7 +1673,7 @@ type Hello struct {
 	Namespace string `protobuf:"bytes,5,opt,name=namespace,proto3" json:"namespace,omitempty"`
 	// What the worker can handle. The same kind and name twice: DUPLICATE_HANDLER. At most 1,000.
 	Handlers []*Handler `protobuf:"bytes,6,rep,name=handlers,proto3" json:"handlers,omitempty"`
-	// After a reconnect: every task the worker still holds. Others of its session go back at once.
+	// After a reconnect: every task the worker still holds, at most Welcome.max_credit. Others of its session go back at once.
 	Held          []*HeldTask `protobuf:"bytes,7,rep,name=held,proto3" json:"held,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2830,7 +2830,7 @@ func (*Outcome_Failure) isOutcome_Result() {}
 // ServerHeartbeat with the same number says that the renewals are durable; a lease that was lost is answered with Stale.
 type Heartbeat struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Leases to renew.
+	// Leases to renew, at most Welcome.max_credit.
 	Held []*HeldTask `protobuf:"bytes,1,rep,name=held,proto3" json:"held,omitempty"`
 	// Number of this heartbeat on this stream, from 1.
 	HeartbeatNumber int64 `protobuf:"varint,2,opt,name=heartbeat_number,json=heartbeatNumber,proto3" json:"heartbeat_number,omitempty"`

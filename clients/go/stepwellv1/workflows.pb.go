@@ -2478,9 +2478,9 @@ func (x *WaitInstanceResponse) GetInstance() *Instance {
 // WatchInstancesRequest changes the set of instances that the stream follows.
 type WatchInstancesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Instances to follow from now on. One that is followed already is sent again.
+	// Instances to follow from now on, at most 1,000 in one message. One that is followed already is sent again.
 	Add []*WatchTarget `protobuf:"bytes,1,rep,name=add,proto3" json:"add,omitempty"`
-	// Instances to follow no longer. One that is not followed is ignored.
+	// Instances to follow no longer, at most 1,000 in one message. One that is not followed is ignored.
 	Drop          []*WatchTarget `protobuf:"bytes,2,rep,name=drop,proto3" json:"drop,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

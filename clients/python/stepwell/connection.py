@@ -18,6 +18,8 @@ from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 
 _MESSAGE_BYTES = 3 * 1024 * 1024
+_MESSAGE_FRAMES = 1000
+"""Frames of one message, and step bodies that begin with them."""
 _WELCOME_SECONDS = 10.0
 _SILENT_INTERVALS = 3
 _BEATS_PER_INTERVAL = 4
@@ -190,15 +192,16 @@ def _is_cancelled() -> bool:
 
 
 def in_messages(frames: list[pb.WorkerFrame]) -> Iterator[list[pb.WorkerFrame]]:
-    """Frames in as few messages as their bytes allow."""
+    """Frames in as few messages as their bytes and their number allow."""
     message: list[pb.WorkerFrame] = []
-    size = 0
+    size = count = 0
     for frame in frames:
-        length = frame.ByteSize()
-        if message and size + length > _MESSAGE_BYTES:
+        length, things = frame.ByteSize(), 1 + len(frame.opens)
+        if message and (size + length > _MESSAGE_BYTES or count + things > _MESSAGE_FRAMES):
             yield message
-            message, size = [], 0
+            message, size, count = [], 0, 0
         message.append(frame)
         size += length
+        count += things
     if message:
         yield message

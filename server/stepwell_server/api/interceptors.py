@@ -15,10 +15,9 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from typing import Any, TypeAlias
 
 import structlog
-from google.protobuf.message import DecodeError, Message
+from google.protobuf.message import Message
 from grpc import HandlerCallDetails, StatusCode, aio
 
-from stepwell_server.api import validate
 from stepwell_server.api.access import (
     ASKING_METHODS,
     KNOWN_METHODS,
@@ -32,9 +31,9 @@ from stepwell_server.api.admission import Admission
 from stepwell_server.api.calls import Call, Context, current
 from stepwell_server.api.errors import DETAILS_KEY, code_of, to_status
 from stepwell_server.api.messages import Messages
+from stepwell_server.api.parsing import Parser
 from stepwell_server.domain.errors import (
     Internal,
-    MalformedRequest,
     ServerDeadline,
     StepwellError,
 )
@@ -55,10 +54,11 @@ log = structlog.get_logger()
 class Pipeline(aio.ServerInterceptor):
     """Wraps every method once, with all layers around it."""
 
-    def __init__(self, layers: list[Layer], policy: Policy, messages: Messages) -> None:
+    def __init__(self, layers: list[Layer], policy: Policy, messages: Messages, parser: Parser) -> None:
         self._layers = layers
         self._policy = policy
         self._messages = messages
+        self._parser = parser
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -115,8 +115,8 @@ class Pipeline(aio.ServerInterceptor):
     async def _request(self, handler: Handler, raw: AsyncIterator[bytes], call: Call) -> Any:
         if handler.request_streaming:
             _permit(call, "")
-            return _parsed_stream(handler, raw)
-        message = _parsed(handler, await self._messages.read(call))
+            return _parsed_stream(self._parser, handler, raw)
+        message = await self._parser.parse(handler.request_deserializer, await self._messages.read(call))
         _permit(call, _namespace(call.method, message))
         return message
 
@@ -127,25 +127,11 @@ def _permit(call: Call, namespace: str) -> None:
         call.permit(namespace)
 
 
-def _parsed(handler: Handler, raw: bytes) -> Message:
-    message = _decoded(handler, raw)
-    validate.check(message)
-    return message
-
-
-def _decoded(handler: Handler, raw: bytes) -> Message:
-    try:
-        message: Message = handler.request_deserializer(raw)
-    except DecodeError:
-        raise MalformedRequest("the request is not a valid message of its type") from None
-    return message
-
-
-async def _parsed_stream(handler: Handler, raw: AsyncIterator[bytes]) -> AsyncIterator[Message]:
+async def _parsed_stream(parser: Parser, handler: Handler, raw: AsyncIterator[bytes]) -> AsyncIterator[Message]:
     """Messages of a stream. Their servicer checks them part by part: one bad frame is refused, and the rest counts."""
     try:
         async for item in raw:
-            yield _decoded(handler, item)
+            yield await parser.decode(handler.request_deserializer, item)
     except aio.BaseError as error:  # gRPC has ended the stream, because its server stops
         log.debug("stream_cut", error=type(error).__name__)
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence, Set
-from functools import cache, partial
+from functools import partial
 from typing import Any, TypeAlias
 
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from stepwell_server.api import bounds
 from stepwell_server.domain.errors import (
     DurationOutOfRange,
     EnumValueUnknown,
     MalformedRequest,
     TimestampOutOfRange,
 )
+from stepwell_server.domain.limits import Limits
 
 _NANOS = 1_000_000_000
 _LONGEST_SECONDS = 315_576_000_000  # what protobuf allows: about 10,000 years
@@ -25,40 +27,75 @@ _LAST_SECOND = 253_402_300_799  # 9999-12-31
 
 
 BATCHES = {
-    f"stepwell.v1.{name}": "items" for name in ("CreateInstancesRequest", "SendEventsRequest", "TriggerHooksRequest")
+    f"stepwell.v1.{name}.items" for name in ("CreateInstancesRequest", "SendEventsRequest", "TriggerHooksRequest")
 }
-"""Messages whose items are decided each by itself, and the field that has them: it is left to whoever reads them."""
+"""Fields whose items are decided each by itself: they are left to whoever reads them."""
 
 Check: TypeAlias = Callable[[Any, str], None]
 """Refuses a value that cannot be, under the name that it has in the request."""
 
 
-def check(message: Message, path: str = "") -> None:
-    """Refuse NUL in a string, an unknown enum number and a time out of range, anywhere in the message but in the items
-    of a batch."""
-    checks = _checks(message.DESCRIPTOR)
-    for field, value in message.ListFields():
-        refuse = checks.get(field.number)
-        if refuse is not None:
-            refuse(value, f"{path}{field.name}")
+class Validator:
+    """The checks, with limits that operators can change."""
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._checks: dict[str, dict[int, Check]] = {}
+
+    def check(self, message: Message, path: str = "") -> None:
+        """Refuse too many elements, NUL in a string, an unknown enum number and a time out of range, anywhere in the
+        message but in the items of a batch: those are only counted. Nothing is looked into before it is counted."""
+        checks = self._checks_of(message.DESCRIPTOR)
+        for field, value in message.ListFields():
+            refuse = checks.get(field.number)
+            if refuse is not None:
+                refuse(value, f"{path}{field.name}")
+
+    def count(self, message: Message) -> None:
+        """Refuse too many elements in a field of the message itself."""
+        for field, value in message.ListFields():
+            if field.is_repeated:
+                bounds.check_length(value, field, field.name, self._limits)
+
+    def _checks_of(self, kind: Any) -> dict[int, Check]:
+        """How to check the fields of a kind of message, by their numbers; some need no check."""
+        name = kind.full_name
+        if name not in self._checks:
+            found = {field.number: self._field_check(field) for field in kind.fields}
+            self._checks[name] = {number: check for number, check in found.items() if check is not None}
+        return self._checks[name]
+
+    def _field_check(self, field: FieldDescriptor) -> Check | None:
+        if not field.is_repeated:
+            return self._value_check(field)
+        check_items = None if field.full_name in BATCHES else self._items_check(field)
+
+        def check_elements(elements: Sequence[Any], name: str) -> None:
+            bounds.check_length(elements, field, name, self._limits)
+            if check_items is not None:
+                check_items(elements, name)
+
+        return check_elements
+
+    def _items_check(self, field: FieldDescriptor) -> Check | None:
+        if field.message_type is not None and field.message_type.GetOptions().map_entry:
+            parts = field.message_type.fields_by_name
+            return _map_check(self._value_check(parts["key"]), self._value_check(parts["value"]))
+        check_item = self._value_check(field)
+        return None if check_item is None else _list_check(check_item)
+
+    def _value_check(self, field: FieldDescriptor) -> Check | None:
+        if field.enum_type is not None:
+            return partial(_check_enum, frozenset(field.enum_type.values_by_number))
+        if field.message_type is not None:
+            return _TIMES.get(field.message_type.full_name, self._check_message)
+        return _check_string if field.type == FieldDescriptor.TYPE_STRING else None
+
+    def _check_message(self, value: Message, name: str) -> None:
+        self.check(value, f"{name}.")
 
 
-@cache
-def _checks(kind: Descriptor) -> dict[int, Check]:
-    """How to check the fields of a kind of message, by their numbers; most need no check."""
-    alone = BATCHES.get(kind.full_name)
-    found = {field.number: _field_check(field) for field in kind.fields if field.name != alone}
-    return {number: check for number, check in found.items() if check is not None}
-
-
-def _field_check(field: FieldDescriptor) -> Check | None:
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        parts = field.message_type.fields_by_name
-        return _map_check(_value_check(parts["key"]), _value_check(parts["value"]))
-    check_item = _value_check(field)
-    if check_item is None or not field.is_repeated:
-        return check_item
-
+def _list_check(check_item: Check) -> Check:
     def check_items(items: Sequence[Any], name: str) -> None:
         for index, item in enumerate(items):
             check_item(item, f"{name}[{index}]")
@@ -77,14 +114,6 @@ def _map_check(check_key: Check | None, check_item: Check | None) -> Check:
     return check_entries
 
 
-def _value_check(field: FieldDescriptor) -> Check | None:
-    if field.enum_type is not None:
-        return partial(_check_enum, frozenset(field.enum_type.values_by_number))
-    if field.message_type is not None:
-        return _TIMES.get(field.message_type.full_name, _check_message)
-    return _check_string if field.type == FieldDescriptor.TYPE_STRING else None
-
-
 def _check_string(value: str, name: str) -> None:
     if "\0" in value:
         raise MalformedRequest(f"{name} holds a NUL character", field=name)
@@ -93,10 +122,6 @@ def _check_string(value: str, name: str) -> None:
 def _check_enum(known: Set[int], value: int, name: str) -> None:
     if value not in known:
         raise EnumValueUnknown(f"{name} has a value that this server does not know", field=name, value=value)
-
-
-def _check_message(value: Message, name: str) -> None:
-    check(value, f"{name}.")
 
 
 def _check_duration(value: Duration, name: str) -> None:
@@ -113,3 +138,6 @@ _TIMES: dict[str, Check] = {
     Duration.DESCRIPTOR.full_name: _check_duration,
     Timestamp.DESCRIPTOR.full_name: _check_timestamp,
 }
+
+check = Validator(Limits()).check
+"""The checks of what has no field that operators set the limit of: an item of a batch, or a frame."""

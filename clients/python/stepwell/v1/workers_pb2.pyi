@@ -122,7 +122,7 @@ class ConnectRequest(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___WorkerFrame]:
-        """Frames. Those about one task are applied in order."""
+        """Frames, at most 1,000 (INVALID_FIELD ends the stream). Those about one task are applied in order."""
 
     def __init__(
         self,
@@ -239,7 +239,7 @@ class ClaimTasksRequest(_message.Message):
 
     @_builtins.property
     def handlers(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandlerRef]:
-        """Only these handlers of the session. None: all that it registered."""
+        """Only these handlers of the session, at most 1,000. None: all that it registered."""
 
     def __init__(
         self,
@@ -606,7 +606,7 @@ class WorkerFrame(_message.Message):
     @_builtins.property
     def opens(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenStep]:
         """Step bodies that begin once this frame is durable. If the worker is lost, an attempt is charged to exactly the
-        bodies that are open: named here, and not closed by a StepDone or StepFailed.
+        bodies that are open: named here, and not closed by a StepDone or StepFailed. At most 10,000 (INVALID_FIELD).
         """
 
     @_builtins.property
@@ -819,7 +819,7 @@ class Hello(_message.Message):
 
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldTask]:
-        """After a reconnect: every task the worker still holds. Others of its session go back at once."""
+        """After a reconnect: every task the worker still holds, at most Welcome.max_credit. Others of its session go back at once."""
 
     def __init__(
         self,
@@ -1356,7 +1356,7 @@ class Heartbeat(_message.Message):
     """Number of this heartbeat on this stream, from 1."""
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldTask]:
-        """Leases to renew."""
+        """Leases to renew, at most Welcome.max_credit."""
 
     def __init__(
         self,

@@ -1391,11 +1391,11 @@ class WatchInstancesRequest(_message.Message):
     DROP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def add(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchTarget]:
-        """Instances to follow from now on. One that is followed already is sent again."""
+        """Instances to follow from now on, at most 1,000 in one message. One that is followed already is sent again."""
 
     @_builtins.property
     def drop(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchTarget]:
-        """Instances to follow no longer. One that is not followed is ignored."""
+        """Instances to follow no longer, at most 1,000 in one message. One that is not followed is ignored."""
 
     def __init__(
         self,

@@ -199,7 +199,7 @@ export function stopToJSON(object: Stop): string {
 
 /** ConnectRequest carries all frames that the worker had ready: one message costs the same whatever its size. */
 export interface ConnectRequest {
-  /** Frames. Those about one task are applied in order. */
+  /** Frames, at most 1,000 (INVALID_FIELD ends the stream). Those about one task are applied in order. */
   frames: WorkerFrame[];
 }
 
@@ -236,7 +236,7 @@ export interface ClaimTasksRequest {
   wait?:
     | Duration
     | undefined;
-  /** Only these handlers of the session. None: all that it registered. */
+  /** Only these handlers of the session, at most 1,000. None: all that it registered. */
   handlers: HandlerRef[];
   /**
    * Makes the call safe to repeat: the same id returns those of its tasks that are still held under the same fence. At
@@ -360,7 +360,7 @@ export interface WorkerFrame {
   number: bigint;
   /**
    * Step bodies that begin once this frame is durable. If the worker is lost, an attempt is charged to exactly the
-   * bodies that are open: named here, and not closed by a StepDone or StepFailed.
+   * bodies that are open: named here, and not closed by a StepDone or StepFailed. At most 10,000 (INVALID_FIELD).
    */
   opens: OpenStep[];
   /** What it says. Unset, or unknown to the server: ignored. */
@@ -472,7 +472,7 @@ export interface Hello {
   namespace: string;
   /** What the worker can handle. The same kind and name twice: DUPLICATE_HANDLER. At most 1,000. */
   handlers: Handler[];
-  /** After a reconnect: every task the worker still holds. Others of its session go back at once. */
+  /** After a reconnect: every task the worker still holds, at most Welcome.max_credit. Others of its session go back at once. */
   held: HeldTask[];
 }
 
@@ -686,7 +686,7 @@ export interface Outcome {
  * ServerHeartbeat with the same number says that the renewals are durable; a lease that was lost is answered with Stale.
  */
 export interface Heartbeat {
-  /** Leases to renew. */
+  /** Leases to renew, at most Welcome.max_credit. */
   held: HeldTask[];
   /** Number of this heartbeat on this stream, from 1. */
   heartbeatNumber: bigint;

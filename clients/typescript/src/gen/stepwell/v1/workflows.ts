@@ -771,9 +771,9 @@ export interface WaitInstanceResponse {
 
 /** WatchInstancesRequest changes the set of instances that the stream follows. */
 export interface WatchInstancesRequest {
-  /** Instances to follow from now on. One that is followed already is sent again. */
+  /** Instances to follow from now on, at most 1,000 in one message. One that is followed already is sent again. */
   add: WatchTarget[];
-  /** Instances to follow no longer. One that is not followed is ignored. */
+  /** Instances to follow no longer, at most 1,000 in one message. One that is not followed is ignored. */
   drop: WatchTarget[];
 }
 
