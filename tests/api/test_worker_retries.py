@@ -61,6 +61,8 @@ DELAYS: list[tuple[dict[str, Any] | None, list[float | None]]] = [
     ({"max_attempts": 4, "delay": seconds(10), "backoff": BACKOFF_EXPONENTIAL}, [10, 20, 40, None]),
     ({"max_attempts": 4, "delay": seconds(10)}, [10, 20, 40, None]),
     ({"max_attempts": 5, "delay": seconds(10), "max_delay": seconds(25)}, [10, 20, 25, 25, None]),
+    ({"max_attempts": 4, "max_delay": seconds(4)}, [4, 4, 4, None]),
+    ({"max_attempts": 4, "max_delay": seconds(15)}, [10, 15, 15, None]),
     ({"max_attempts": 1}, [None]),
     ({"max_attempts": 3, "delay": seconds(YEAR)}, [YEAR, YEAR, None]),
     ({"unlimited": True, "delay": seconds(0)}, [0, 0, 0, 0, 0, 0, 0, 0]),

@@ -8,11 +8,13 @@ from google.protobuf.duration_pb2 import Duration
 from stepwell.errors import reason_name
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2
+from stepwell.v1.common_pb2 import Payload
 from stepwell_server.engine.connections import MOST_CREDIT
 from tests.api.conftest import Hire
 from tests.support import raw
-from tests.support.flows import Flows
+from tests.support.flows import Flows, status_name
 from tests.support.frames import begin, done, fail, failed, finish, opening, policy, sleep, suspend, wait_for
+from tests.support.triggers import Triggers
 from tests.support.workers import grant
 
 
@@ -48,11 +50,30 @@ async def test_the_welcome_says_what_to_work_by(hire: Hire) -> None:
     assert welcome.database_id and welcome.replica_id and welcome.server_version
 
 
-async def test_params_that_nobody_gave_are_an_empty_object(hire: Hire, flows: Flows) -> None:
+@pytest.mark.parametrize("given", [{}, {"params": Payload()}, {"params": Payload(encoding="zip")}])
+async def test_params_that_nobody_gave_are_an_empty_object(hire: Hire, flows: Flows, given: dict[str, Payload]) -> None:
     worker = await hire()
-    await flows.create("one")
+    await flows.create_many(flows.item("one", **given))
 
     assert (await worker.take()).run.params.json == "{}"
+
+
+async def test_a_payload_without_a_body_is_no_data(hire: Hire, flows: Flows, triggers: Triggers) -> None:
+    worker = await hire(hooks=("note",), credit=2)
+    await flows.create("one")
+    job = await worker.take()
+    bare = pb.StepDone(name="a", attempt=1, result=Payload())
+    await job.report(pb.WorkerFrame(step_done=bare), wait_for("w", "go"))
+
+    await flows.event("one", "go", payload=Payload())
+    got = (await job.resolved())["w"]
+    await job.tell(pb.WorkerFrame(finish=pb.Finish(output=Payload())))
+    await triggers.trigger("note", payload=Payload())
+
+    steps, ended = await flows.steps("one"), await flows.get("one")
+    assert [one.HasField("result") for one in (got, *steps.values())] == [False] * 3
+    assert (status_name(ended.status), ended.HasField("output")) == ("COMPLETE", False)
+    assert (await worker.take()).hook.payload.json == "{}"
 
 
 async def test_a_newborn_is_handed_to_a_free_worker_by_the_create_itself(hire: Hire, flows: Flows) -> None:

@@ -357,6 +357,30 @@ async def test_an_instance_keeps_so_many_events_and_not_one_more(
     assert await flows.event("one", "go"), "one was taken, so there is room"
 
 
+async def test_an_event_that_a_step_waits_for_gets_past_any_number_of_others(
+    start_server: object, database_url: str, hire_at: Hire
+) -> None:
+    server = await start_server(database_url, limits={"pending_events": 3})  # type: ignore[operator]
+    flows, worker = Flows(server.channel), await hire_at(server)
+    await flows.create("one")
+    job = await worker.take()
+    await job.tell(wait_for("first", "go"))
+    await job.report(wait_for("second", "go"), suspend())
+    await flows.manage("Pause", "one")
+    for _ in range(3):
+        await flows.event("one", "other")
+
+    for number in (1, 2):
+        await flows.event("one", "go", str(number))
+    errors = [await refusal(flows.event("one", event_type)) for event_type in ("go", "other")]
+
+    assert [one.reason for one in errors] == ["LIMIT_PENDING_EVENTS"] * 2, "one for each that waits, and no more"
+    await worker.say(grant(1))
+    await flows.manage("Resume", "one")
+    again = await worker.take()
+    assert [again.steps[name].result.json for name in ("first", "second")] == ["1", "2"]
+
+
 async def test_a_run_has_so_many_steps_and_not_one_more(start_server: object, database_url: str, hire_at: Hire) -> None:
     server = await start_server(database_url, limits={"steps_per_run": 2})  # type: ignore[operator]
     flows, worker = Flows(server.channel), await hire_at(server)

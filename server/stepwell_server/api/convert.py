@@ -186,11 +186,15 @@ def namespace_from_pb(name: str) -> str:
     return name or DEFAULT_NAMESPACE
 
 
-def payload_from_pb(payload: common_pb2.Payload) -> Payload:
-    """A payload. One without a body is the empty text, which is no JSON."""
-    if payload.WhichOneof("body") == "binary":
-        return Payload(binary=payload.binary, encoding=payload.encoding)
-    return Payload(payload.json)
+def payload_from_pb(payload: common_pb2.Payload) -> Payload | None:
+    """A payload. None: it has no body, whether it is set or not, and that is no data."""
+    match payload.WhichOneof("body"):
+        case "json":
+            return Payload(payload.json)
+        case "binary":
+            return Payload(binary=payload.binary, encoding=payload.encoding)
+        case _:
+            return None
 
 
 def payload_to_pb(payload: Payload) -> common_pb2.Payload:
@@ -230,13 +234,15 @@ def retry_to_pb(retry: RetryPolicy) -> common_pb2.RetryPolicy:
 
 
 def retry_from_pb(given: common_pb2.RetryPolicy, default: RetryPolicy) -> RetryPolicy:
-    """How something is retried, with the default where nothing is said."""
-    delay = duration_within("delay", given.delay, LONGEST_DELAY) if given.HasField("delay") else default.delay
-    longest = None if default.max_delay is None else max(delay, default.max_delay)
-    if given.HasField("max_delay"):
-        longest = duration_within("max_delay", given.max_delay, LONGEST_DELAY)
-        if longest < delay:
-            raise InvalidField("max_delay must not be shorter than delay", field="max_delay")
+    """How something is retried, with the default where nothing is said; a default gives way to what is said."""
+    delay = duration_within("delay", given.delay, LONGEST_DELAY) if given.HasField("delay") else None
+    longest = duration_within("max_delay", given.max_delay, LONGEST_DELAY) if given.HasField("max_delay") else None
+    if delay is None:
+        delay = default.delay if longest is None else min(default.delay, longest)
+    if longest is None:
+        longest = None if default.max_delay is None else max(delay, default.max_delay)
+    elif longest < delay:
+        raise InvalidField("max_delay must not be shorter than delay", field="max_delay")
     backoff = _FROM_BACKOFFS.get(given.backoff, default.backoff)
     return RetryPolicy(_attempts_from_pb(given, default), delay, backoff, longest)
 

@@ -114,7 +114,7 @@ class FrameReader:
         match frame.WhichOneof("body"):
             case "step_done":
                 done = frame.step_done
-                result = await self._payload("result", done.result) if done.HasField("result") else None
+                result = await self._payload("result", done.result)
                 return frames.StepDone(done.name, done.attempt, self.policy(done.policy), result)
             case "step_failed":
                 failed = frame.step_failed
@@ -154,8 +154,10 @@ class FrameReader:
             case _:
                 return frames.Finish()
 
-    async def _payload(self, field: str, payload: common_pb2.Payload) -> Payload:
+    async def _payload(self, field: str, payload: common_pb2.Payload) -> Payload | None:
         read = convert.payload_from_pb(payload)
+        if read is None:
+            return None
         limits = self._limits
         await self._turns.work(read.scan(field, most_bytes=limits.payload_bytes, deepest=limits.payload_depth))
         return read

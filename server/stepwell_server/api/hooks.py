@@ -84,7 +84,7 @@ def new_hook(namespace: str, item: pb.TriggerHooksItem) -> NewHook:
     return NewHook(
         key=HookKey(namespace, item.hook_id),
         name=item.name,
-        payload=convert.payload_from_pb(item.payload) if item.HasField("payload") else EMPTY_OBJECT,
+        payload=convert.payload_from_pb(item.payload) or EMPTY_OBJECT,
         idempotency_key=uuid4().hex,
         process_at=convert.timestamp_from_pb(item.process_at) if item.HasField("process_at") else None,
         retry=convert.retry_from_pb(item.retry, HOOK_RETRY),

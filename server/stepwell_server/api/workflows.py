@@ -147,15 +147,14 @@ def _key(request: object) -> InstanceKey:
 def new_instance(namespace: str, item: pb.CreateInstancesItem) -> NewInstance:
     """An instance to create."""
     key = InstanceKey(convert.namespace_from_pb(namespace), item.workflow, item.instance_id)
-    params = convert.payload_from_pb(item.params) if item.HasField("params") else EMPTY_OBJECT
+    params = convert.payload_from_pb(item.params) or EMPTY_OBJECT
     return NewInstance(key, params, dict(item.labels), dict(item.trace))
 
 
 def new_event(namespace: str, item: pb.SendEventsItem) -> NewEvent:
     """An event to store."""
     key = InstanceKey(convert.namespace_from_pb(namespace), item.workflow, item.instance_id)
-    payload = convert.payload_from_pb(item.payload) if item.HasField("payload") else None
-    return NewEvent(key, item.type, payload, dict(item.trace))
+    return NewEvent(key, item.type, convert.payload_from_pb(item.payload), dict(item.trace))
 
 
 def _filter(request: pb.ListInstancesRequest) -> InstanceFilter:

@@ -367,16 +367,22 @@ class Run:
         return self.resolve()
 
     def receive(self, event_type: str, payload: Payload | None, trace: Trace | None = None) -> Event:
-        """Store an event, and wake the run if it waits for one of that type and is still in time."""
+        """Store an event, and wake the run if it waits for one of that type and is still in time.
+
+        What a wait will take is stored although the run has as many as it may have: others do not stand in its way.
+        """
         limit = self.rules.pending_events(self.task.handler.namespace)
-        if self.task.pending_events >= limit:
-            raise PendingEventsLimit(f"the instance has {limit} events that nobody took", limit=limit)
+        waiting = sum(wait.event_type == event_type and wait.due_at >= self.now for wait in self.waits())
+        if self.task.pending_events >= limit and waiting <= sum(one.type == event_type for one in self.events):
+            raise PendingEventsLimit(
+                f"the instance has {limit} events that nobody took", instance_id=self.task.key, limit=limit
+            )
         revision = self.task.revision + 1
         self.task = self.task._replace(revision=revision, pending_events=self.task.pending_events + 1)
         event = Event(revision, event_type, payload, self.now, trace=trace or {})
         self.received.append(event)
         self.events.append(event)
-        if any(wait.event_type == event_type and wait.due_at >= self.now for wait in self.waits()):
+        if waiting:
             self.task = self.task.woken(self.now, Reason.WAKE, PRIORITY[Reason.WAKE])
         return event
 
