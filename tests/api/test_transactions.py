@@ -173,6 +173,7 @@ async def test_the_first_refusal_is_the_one_that_is_told(commits: Commits, flows
     refused = await refusal(commits.commit(trigger("h"), send("nobody"), create("old"), trigger("h")))
 
     assert (refused.reason, refused.metadata["operation"]) == ("INSTANCE_NOT_FOUND", "1")
+    assert set(refused.metadata) == {"workflow", "instance_id", "operation"}
 
 
 async def test_a_transaction_has_its_limit_and_its_namespace(server: Served, commits: Commits) -> None:

@@ -91,7 +91,7 @@ async def test_a_version_that_is_not_spoken_is_refused_with_those_that_are(
         worker = await hire_at(sqlite_server, connect=False)
         error = await refusal_of(worker.connect(protocol_version=version))
         assert (error.code.name, error.reason) == ("FAILED_PRECONDITION", "PROTOCOL_UNSUPPORTED")
-        assert error.metadata == {"lowest": "1", "highest": "1"}
+        assert error.metadata == {"minimum": "1", "maximum": "1"}
         assert error.message == f"this server speaks versions 1 to 1 of the protocol, not {version}"
 
 

@@ -12,6 +12,7 @@ import pytest
 from stepwell.v1 import errors_pb2
 from stepwell_server.api import access, errors
 from stepwell_server.domain import errors as domain_errors
+from tests.support.reasons import documented
 
 ROOT = Path(__file__).parents[2]
 SERVER = ROOT / "server" / "stepwell_server"
@@ -111,6 +112,23 @@ def test_every_refusal_has_a_code_and_a_documented_reason(cls: type[domain_error
         "document the reason in errors.proto"
     )
     assert cls.__name__ in (domain_errors.__doc__ or ""), "draw it into the tree of domain/errors.py"
+
+
+def refusals_made(path: Path) -> Iterator[tuple[int, str, set[str]]]:
+    """Where a file makes a refusal, of which reason, and the keys of its metadata."""
+    reasons = {cls.__name__: cls.reason for cls in domain_error_types()}
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Call) and (name := ast.unparse(node.func).removeprefix("errors.")) in reasons:
+            keys = {one.arg for one in node.keywords if one.arg is not None}
+            yield node.lineno, reasons[name], keys - {"retry_after"}
+
+
+@pytest.mark.parametrize("path", server_files(), ids=lambda path: str(path.relative_to(SERVER)))
+def test_every_refusal_carries_the_metadata_that_the_contract_lists(path: Path) -> None:
+    contract = documented()
+    for line, reason, keys in refusals_made(path):
+        said = f"line {line}: {reason} carries {sorted(keys)}, and errors.proto says {contract[reason]}"
+        assert contract[reason].describes(keys), said
 
 
 def test_every_method_of_the_contract_has_a_category() -> None:

@@ -165,7 +165,7 @@ def test_size_is_counted_in_bytes(text: str, size: int) -> None:
     check(payload, most_bytes=size)
     with pytest.raises(PayloadTooLarge) as caught:
         check(payload, most_bytes=size - 1)
-    assert caught.value.metadata == {"field": "params", "limit": str(size - 1)}
+    assert caught.value.metadata == {"field": "params", "size": str(size), "limit": str(size - 1)}
 
 
 def test_bytes_may_be_anything_up_to_their_size() -> None:

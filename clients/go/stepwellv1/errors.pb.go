@@ -41,10 +41,11 @@ const (
 	ErrorReason_ERROR_REASON_UNSPECIFIED ErrorReason = 0
 	// INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log.
 	ErrorReason_ERROR_REASON_INTERNAL ErrorReason = 1
-	// INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
-	// where it is known.
+	// INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL.
+	// Metadata where one field is at fault: "field".
 	ErrorReason_ERROR_REASON_MALFORMED_REQUEST ErrorReason = 10
-	// INVALID_ARGUMENT: a field's value breaks the rule its comment states. Metadata: "field".
+	// INVALID_ARGUMENT: a field's value breaks the rule its comment states. Metadata: "field". Metadata where there is a bound:
+	// "limit". Metadata where a frame's number leaves a gap: "expected", the number that comes next.
 	ErrorReason_ERROR_REASON_INVALID_FIELD ErrorReason = 11
 	// INVALID_ARGUMENT: an enum number that this server does not know. Metadata: "field", "value".
 	ErrorReason_ERROR_REASON_ENUM_VALUE_UNKNOWN ErrorReason = 12
@@ -60,14 +61,14 @@ const (
 	ErrorReason_ERROR_REASON_PAYLOAD_NOT_JSON ErrorReason = 17
 	// INVALID_ARGUMENT: more items in one call than the limit. Metadata: "field", "size", "limit".
 	ErrorReason_ERROR_REASON_BATCH_TOO_LARGE ErrorReason = 18
-	// INVALID_ARGUMENT: a page token that this method did not issue for these filters, or that was altered.
+	// INVALID_ARGUMENT: a page token that this method did not issue for these filters, or that was altered. Metadata: "field".
 	ErrorReason_ERROR_REASON_PAGE_TOKEN_INVALID ErrorReason = 19
-	// INVALID_ARGUMENT: a negative page size. Metadata: "page_size".
+	// INVALID_ARGUMENT: a negative page size. Metadata: "field", "page_size".
 	ErrorReason_ERROR_REASON_PAGE_SIZE_INVALID ErrorReason = 20
-	// INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "path".
+	// INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "field", "path".
 	ErrorReason_ERROR_REASON_UPDATE_MASK_INVALID ErrorReason = 21
 	// INVALID_ARGUMENT: a request_id longer than 36 characters, or with anything but printable ASCII without
-	// spaces.
+	// spaces. Metadata: "field".
 	ErrorReason_ERROR_REASON_REQUEST_ID_INVALID ErrorReason = 22
 	// FAILED_PRECONDITION: the request_id was used for another call within 24 hours. Metadata: "request_id".
 	ErrorReason_ERROR_REASON_IDEMPOTENCY_KEY_REUSED ErrorReason = 23
@@ -75,7 +76,7 @@ const (
 	ErrorReason_ERROR_REASON_DATABASE_UNAVAILABLE ErrorReason = 30
 	// UNAVAILABLE: the server is shutting down. Repeat the call; another replica or the next start answers.
 	ErrorReason_ERROR_REASON_SHUTTING_DOWN ErrorReason = 31
-	// RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back.
+	// RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back. Metadata where the calls are counted: "limit".
 	ErrorReason_ERROR_REASON_SERVER_BUSY ErrorReason = 32
 	// RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit".
 	ErrorReason_ERROR_REASON_STREAM_LIMIT ErrorReason = 33
@@ -91,12 +92,12 @@ const (
 	ErrorReason_ERROR_REASON_NAMESPACE_NOT_FOUND ErrorReason = 50
 	// ALREADY_EXISTS: a namespace of that name exists. Metadata: "namespace".
 	ErrorReason_ERROR_REASON_NAMESPACE_ALREADY_EXISTS ErrorReason = 51
-	// INVALID_ARGUMENT: a namespace name that breaks the pattern. Metadata: "namespace".
+	// INVALID_ARGUMENT: a namespace name that breaks the pattern. Metadata: "field", "namespace".
 	ErrorReason_ERROR_REASON_INVALID_NAMESPACE ErrorReason = 52
 	// FAILED_PRECONDITION: the clock of this server is the real one and cannot be moved.
 	ErrorReason_ERROR_REASON_CLOCK_NOT_VIRTUAL ErrorReason = 60
-	// INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now", in microseconds since the
-	// epoch.
+	// INVALID_ARGUMENT: a target before the clock's current time. Metadata: "field", and "now" in microseconds since
+	// the epoch.
 	ErrorReason_ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY ErrorReason = 61
 	// NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow".
 	ErrorReason_ERROR_REASON_WORKFLOW_NOT_FOUND ErrorReason = 70
@@ -105,11 +106,11 @@ const (
 	// ALREADY_EXISTS: the workflow has an instance of that id; restart it to run it again.
 	// Metadata: "workflow", "instance_id".
 	ErrorReason_ERROR_REASON_INSTANCE_ID_ALREADY_EXISTS ErrorReason = 72
-	// INVALID_ARGUMENT: a workflow name that breaks the pattern. Metadata: "workflow".
+	// INVALID_ARGUMENT: a workflow name that breaks the pattern. Metadata: "field", "workflow".
 	ErrorReason_ERROR_REASON_INVALID_WORKFLOW_NAME ErrorReason = 73
-	// INVALID_ARGUMENT: an instance id that breaks the pattern. Metadata: "instance_id".
+	// INVALID_ARGUMENT: an instance id that breaks the pattern. Metadata: "field", "instance_id".
 	ErrorReason_ERROR_REASON_INVALID_INSTANCE_ID ErrorReason = 74
-	// INVALID_ARGUMENT: an event type that breaks the pattern. Metadata: "type".
+	// INVALID_ARGUMENT: an event type that breaks the pattern. Metadata: "field", "type".
 	ErrorReason_ERROR_REASON_INVALID_EVENT_TYPE ErrorReason = 75
 	// FAILED_PRECONDITION: the instance is complete, errored or terminated. Metadata: "instance_id", "status".
 	ErrorReason_ERROR_REASON_INSTANCE_TERMINAL ErrorReason = 76
@@ -117,40 +118,45 @@ const (
 	ErrorReason_ERROR_REASON_RUN_NOT_FOUND ErrorReason = 77
 	// NOT_FOUND: the run has no step of that name. Metadata: "instance_id", "step".
 	ErrorReason_ERROR_REASON_STEP_NOT_FOUND ErrorReason = 78
-	// RESOURCE_EXHAUSTED: too many undelivered events for one instance. Metadata: "instance_id", "limit".
+	// RESOURCE_EXHAUSTED: too many undelivered events for one instance, and no step waits for this one.
+	// Metadata: "instance_id", "limit".
 	ErrorReason_ERROR_REASON_LIMIT_PENDING_EVENTS ErrorReason = 79
 	// ABORTED: the task is held under another fence, or by another session, or not at all. Drop it.
 	// Metadata: "task_id", "fence".
 	ErrorReason_ERROR_REASON_LEASE_LOST ErrorReason = 90
-	// ABORTED: the instance was terminated or restarted meanwhile. Drop the task. Metadata: "task_id".
+	// ABORTED: the instance was terminated or restarted meanwhile. Drop the task. Metadata: "task_id", "fence".
 	ErrorReason_ERROR_REASON_RUN_SUPERSEDED ErrorReason = 91
 	// INVALID_ARGUMENT: the first frame of a worker's stream was not Hello.
 	ErrorReason_ERROR_REASON_HELLO_REQUIRED ErrorReason = 92
-	// DEADLINE_EXCEEDED: no Hello came within 10 seconds.
+	// DEADLINE_EXCEEDED: no Hello came within 10 seconds. Metadata: "limit" in seconds.
 	ErrorReason_ERROR_REASON_HELLO_TIMEOUT ErrorReason = 93
-	// FAILED_PRECONDITION: the worker speaks a protocol version this server does not. Metadata: "minimum", "maximum".
+	// FAILED_PRECONDITION: the worker speaks a protocol version this server does not. Metadata: "minimum", "maximum" of those
+	// that it does.
 	ErrorReason_ERROR_REASON_PROTOCOL_UNSUPPORTED ErrorReason = 94
-	// ABORTED: the same session connected again; this stream is the older one and ends.
+	// ABORTED: the same session connected again; this stream is the older one and ends. Metadata where this replica holds both:
+	// "connection", the number of the newer one.
 	ErrorReason_ERROR_REASON_SUPERSEDED ErrorReason = 95
-	// RESOURCE_EXHAUSTED: the worker sent more frames than the server accepts per second.
+	// RESOURCE_EXHAUSTED: the worker sent more frames than the server accepts per second. Metadata: "limit".
 	ErrorReason_ERROR_REASON_FRAME_RATE ErrorReason = 96
-	// RESOURCE_EXHAUSTED: the client did not read what was sent to it for 10 seconds.
+	// RESOURCE_EXHAUSTED: the client did not read what was sent to it for 10 seconds. Metadata: "limit" in seconds.
 	ErrorReason_ERROR_REASON_SLOW_CONSUMER ErrorReason = 97
 	// FAILED_PRECONDITION: the session is connected by stream and may not claim by unary call.
 	ErrorReason_ERROR_REASON_SESSION_HAS_STREAM ErrorReason = 98
-	// INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits.
+	// INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits. Metadata: "field".
 	ErrorReason_ERROR_REASON_INVALID_SESSION_ID ErrorReason = 99
 	// FAILED_PRECONDITION: the session has not registered its handlers, or its registration has been forgotten.
 	ErrorReason_ERROR_REASON_SESSION_NOT_REGISTERED ErrorReason = 101
 	// INVALID_ARGUMENT: the same handler twice in one registration. Metadata: "kind", "name".
 	ErrorReason_ERROR_REASON_DUPLICATE_HANDLER ErrorReason = 100
-	// FAILED_PRECONDITION: the step name was used for another type of step in this run. Metadata: "step".
+	// FAILED_PRECONDITION: the step name was used for another type of step in this run. Metadata: "step", its "type", and the
+	// type that is "wanted".
 	ErrorReason_ERROR_REASON_STEP_TYPE_MISMATCH ErrorReason = 110
 	// FAILED_PRECONDITION: the run has as many steps as it may have. Metadata: "limit".
 	ErrorReason_ERROR_REASON_MAX_STEPS_EXCEEDED ErrorReason = 111
-	// FAILED_PRECONDITION: two steps of one name were open at once. Metadata: "step".
+	// FAILED_PRECONDITION: two steps of one name were open at once. SDKs raise it into the function as DuplicateStepKey; the server
+	// never does.
 	ErrorReason_ERROR_REASON_DUPLICATE_STEP_KEY ErrorReason = 112
-	// INVALID_ARGUMENT: a step name that is empty or longer than 256 characters.
+	// INVALID_ARGUMENT: a step name that is empty or longer than 256 characters. Metadata: "field".
 	ErrorReason_ERROR_REASON_INVALID_STEP_NAME ErrorReason = 113
 	// FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off).
 	ErrorReason_ERROR_REASON_PROCESS_DISABLED ErrorReason = 120
@@ -158,9 +164,9 @@ const (
 	ErrorReason_ERROR_REASON_HOOK_NOT_FOUND ErrorReason = 130
 	// ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id".
 	ErrorReason_ERROR_REASON_HOOK_ID_ALREADY_EXISTS ErrorReason = 131
-	// INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name".
+	// INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "field", "name".
 	ErrorReason_ERROR_REASON_INVALID_HOOK_NAME ErrorReason = 132
-	// INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id".
+	// INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "field", "hook_id".
 	ErrorReason_ERROR_REASON_INVALID_HOOK_ID ErrorReason = 133
 	// FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id".
 	ErrorReason_ERROR_REASON_HOOK_COMPLETED ErrorReason = 134

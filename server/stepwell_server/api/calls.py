@@ -15,7 +15,7 @@ from grpc import StatusCode, aio
 from stepwell.v1.transactions_pb2 import CommitRequest
 from stepwell_server.api import validate
 from stepwell_server.api.access import METHODS, OPEN_METHODS, Caller, Category, Policy, Principal
-from stepwell_server.domain.errors import PermissionDenied, StepwellError
+from stepwell_server.domain.errors import Internal, PermissionDenied, StepwellError
 from stepwell_server.domain.times import Micros
 from stepwell_server.engine.intake import Item
 from stepwell_server.engine.requests import Request
@@ -69,6 +69,10 @@ class Call:
             denied = category or METHODS.get(self.method) or "none"
             raise PermissionDenied("the caller may not do this here", category=denied)
         self.granted.add((namespace, category))
+
+    def broken(self) -> Internal:
+        """The refusal of a call that met a bug: the log has the rest under its id."""
+        return Internal(f"internal error; the server's log has it as {self.log_id}", log_id=self.log_id)
 
     async def authorise(self) -> None:
         """Ask again, of a stream that is open for long, whether its caller may be here."""

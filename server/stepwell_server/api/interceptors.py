@@ -33,7 +33,6 @@ from stepwell_server.api.errors import DETAILS_KEY, code_of, to_status
 from stepwell_server.api.messages import Messages
 from stepwell_server.api.parsing import Parser
 from stepwell_server.domain.errors import (
-    Internal,
     ServerDeadline,
     StepwellError,
 )
@@ -189,7 +188,7 @@ async def translated(call: Call) -> AsyncIterator[None]:
         raise
     except Exception:
         log.exception("call_failed", method=call.method)
-        await _abort(call, Internal(f"internal error; the server's log has it as {call.log_id}", log_id=call.log_id))
+        await _abort(call, call.broken())
 
 
 @asynccontextmanager

@@ -10,7 +10,7 @@ import structlog
 from google.protobuf.message import Message
 
 from stepwell_server.api.calls import Call, Context
-from stepwell_server.domain.errors import Internal, SlowConsumer, StepwellError
+from stepwell_server.domain.errors import SlowConsumer, StepwellError
 
 WRITE_LIMIT = 10.0
 """Seconds for a peer to read what was sent."""
@@ -55,5 +55,5 @@ async def _check(call: Call, refusals: list[StepwellError], inside: asyncio.Time
             refusals.append(refusal)
         except Exception:
             log.exception("policy_failed")
-            refusals.append(Internal("internal error; the server's log has it"))
+            refusals.append(call.broken())
     inside.reschedule(asyncio.get_running_loop().time())

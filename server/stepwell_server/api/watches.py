@@ -86,7 +86,7 @@ class WatchStream:
         for target in permitted:
             key = _key(target)
             if key not in found:
-                self._refuse(target, not_found(key.instance_id))
+                self._refuse(target, not_found(key))
                 continue
             self._drop(key)
             if len(self.followed) >= MOST_FOLLOWED:

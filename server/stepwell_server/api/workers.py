@@ -18,7 +18,6 @@ from stepwell_server.domain.errors import (
     FrameRate,
     HelloRequired,
     HelloTimeout,
-    Internal,
     InvalidField,
     LeaseLost,
     StepwellError,
@@ -142,7 +141,7 @@ class WorkerServicer(WorkerServiceServicer):
     async def _acknowledge(self, session_id: str, held: Held) -> None:
         (answer,) = await self._workers.renew(session_id, [held])
         if answer.verdict is not Verdict.ACCEPTED:
-            raise LeaseLost("the task is no longer held", task_id=held.task_id)
+            raise held.lost()
 
     async def _reader(self, namespace: str) -> FrameReader:
         return FrameReader(await self._workers.limits_of(namespace), self._terms.policy, self._turns)
@@ -275,7 +274,7 @@ class _Stream:
             return
         except Exception:
             log.exception("stream_reader_failed")
-            self.connection.stop(Internal("internal error; the server's log has it"))
+            self.connection.stop(current.get().broken())
             return
         self.is_closed = True
         self.connection.ready.set()

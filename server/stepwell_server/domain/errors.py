@@ -68,12 +68,16 @@
     ├── SessionNotRegistered
     └── WebhooksDisabled
 
-The metadata of an error holds every value that its message mentions, so that a client never parses a sentence.
+The metadata of an error has the keys that the comment of its reason in errors.proto lists: a client never parses a
+sentence.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
+
+LONGEST_VALUE = 100
+"""Characters of a value in the metadata: more would not fit into the trailers of a call."""
 
 
 class StepwellError(Exception):
@@ -84,7 +88,7 @@ class StepwellError(Exception):
     def __init__(self, message: str, *, retry_after: float | None = None, **metadata: object) -> None:
         super().__init__(message)
         self.retry_after = retry_after  # seconds; None where waiting does not help
-        self.metadata = {name: str(value) for name, value in metadata.items()}
+        self.metadata = {name: str(value)[:LONGEST_VALUE] for name, value in metadata.items()}
 
 
 class Internal(StepwellError):

@@ -90,6 +90,7 @@ class NewHook:
             raise InvalidHookId(
                 f'a hook id is 1 to {HOOK_ID_LENGTH} letters, digits, "-" or "_", not beginning with "-"',
                 field="hook_id",
+                hook_id=self.key.hook_id,
             )
 
 
@@ -169,4 +170,5 @@ def check_hook_name(name: str) -> None:
             f'a hook is named by 1 to {HOOK_NAME_LENGTH} letters, digits, "-", "_" or ".", '
             "beginning with a letter, digit or underscore",
             field="name",
+            name=name,
         )

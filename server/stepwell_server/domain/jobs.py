@@ -10,10 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from stepwell_server.domain.errors import InvalidField, LeaseLost, StepwellError
+from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.executions import OpenStep, dump_open, load_open
 from stepwell_server.domain.frames import Frame, FrameAnswer, Outcome, Rejected, RunNews
-from stepwell_server.domain.leases import Owner
+from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.retry import StepPolicy
 from stepwell_server.domain.runs import RunRules
 from stepwell_server.domain.tasks import Reason, Stop, Task, TaskStatus, Verdict
@@ -128,7 +128,8 @@ class Job:
         if self._open.ends_at > self.now:
             return RunNews(answers, revision=self.task.revision, next_timer=self._open.ends_at)
         self._end(_TIMED_OUT)
-        return RunNews(answers, stale=LeaseLost("the execution took too long", task_id=self.task.id))
+        lease = Held(self.task.id, self.task.fence)
+        return RunNews(answers, stale=lease.lost())
 
     def claim(self, owner: Owner, fence: int, attempts: int, policy: StepPolicy) -> bool:
         """Lease the job for its next execution. False: a lost holder had the last one, and the job has failed.

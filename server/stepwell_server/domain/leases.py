@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from stepwell_server.domain.errors import LeaseLost
 from stepwell_server.domain.times import SECOND, Micros
 
 
@@ -41,6 +42,10 @@ class Held:
 
     task_id: int
     fence: int
+
+    def lost(self) -> LeaseLost:
+        """The refusal of a report under a lease that is gone."""
+        return LeaseLost("the task is no longer held", task_id=self.task_id, fence=self.fence)
 
 
 @dataclass(frozen=True, slots=True)

@@ -103,7 +103,7 @@ def check_name(name: str) -> None:
         raise InvalidNamespace(
             'a namespace is named by 1 to 64 letters, digits, "-" or "_", not beginning with "-"',
             field="name",
-            namespace=name[:100],
+            namespace=name,
         )
 
 
@@ -114,7 +114,7 @@ def _take(current: NamespaceSpec, change: NamespaceSpec, path: str) -> Namespace
     if part in ("retention", "limits") and leaf in _names(getattr(change, part)):
         inner = replace(getattr(current, part), **{leaf: getattr(getattr(change, part), leaf)})
         return replace(current, **{part: inner})
-    raise UpdateMaskInvalid("update_mask names a field that cannot be changed", field="update_mask", path=path[:100])
+    raise UpdateMaskInvalid("update_mask names a field that cannot be changed", field="update_mask", path=path)
 
 
 def _names(part: Retention | NamespaceLimits) -> list[str]:

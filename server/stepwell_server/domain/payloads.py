@@ -30,7 +30,7 @@ class Payload:
         size = self.size
         if size > most_bytes:
             raise PayloadTooLarge(
-                f"{field} has {size} bytes, and {most_bytes} are allowed", field=field, limit=most_bytes
+                f"{field} has {size} bytes, and {most_bytes} are allowed", field=field, size=size, limit=most_bytes
             )
         if self.binary is not None:
             if len(self.encoding) > ENCODING_LENGTH:

@@ -275,6 +275,7 @@ def check_instance_id(instance_id: str) -> None:
         raise InvalidInstanceId(
             f'an instance id is 1 to {ID_LENGTH} letters, digits, "-" or "_", not beginning with "-"',
             field="instance_id",
+            instance_id=instance_id,
         )
 
 
@@ -282,7 +283,9 @@ def check_event_type(event_type: str) -> None:
     """Refuse what cannot be the type of an event."""
     if not is_name(event_type, ID_LENGTH):
         raise InvalidEventType(
-            f'an event type is 1 to {ID_LENGTH} letters, digits, "-" or "_", not beginning with "-"', field="type"
+            f'an event type is 1 to {ID_LENGTH} letters, digits, "-" or "_", not beginning with "-"',
+            field="type",
+            type=event_type,
         )
 
 

@@ -13,6 +13,7 @@ from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
+from uuid import uuid4
 
 import structlog
 
@@ -193,8 +194,9 @@ class Committer:
     def _fail(self, group: Sequence[Waiting], error: Exception) -> None:
         refusal = error
         if not isinstance(error, StepwellError):
-            log.error("hot_call_failed", calls=len(group), exc_info=error)
-            refusal = Internal("internal error; the server's log has it")
+            log_id = uuid4().hex
+            log.error("hot_call_failed", log_id=log_id, calls=len(group), exc_info=error)
+            refusal = Internal(f"internal error; the server's log has it as {log_id}", log_id=log_id)
         for waiting in group:
             waiting.settle(_own(refusal))
 

@@ -16,7 +16,6 @@ from stepwell_server.domain.errors import (
     Conflict,
     DatabaseUnavailable,
     InvalidField,
-    LeaseLost,
     ServerBusy,
     ShuttingDown,
     StepwellError,
@@ -227,7 +226,7 @@ class Connection:
         for held in beat.waiting.intersection(settled):
             beat.waiting.discard(held)
             if is_lost:
-                self.tell(held, RunNews(stale=_lost(held)))
+                self.tell(held, RunNews(stale=held.lost()))
             if not beat.waiting:
                 self._confirm(beat.number)
 
@@ -265,7 +264,7 @@ class Connection:
         answer = done.result()
         was_held = self.place.held.get(held.task_id) == held
         if answer.verdict is Verdict.STALE and not was_held:
-            self.tell(held, RunNews(stale=_lost(held)))
+            self.tell(held, RunNews(stale=held.lost()))
         elif answer.verdict is Verdict.STALE or answer.wake_again:
             self.dispatcher.look([held.task_id])  # which also says why it is lost
         return True
@@ -294,7 +293,7 @@ class Connection:
         elif isinstance(error, _TRY_AGAIN):
             self._queue(replace(call, tell_all=True))
         else:
-            self.tell(call.held, RunNews(stale=_lost(call.held)))
+            self.tell(call.held, RunNews(stale=call.held.lost()))
 
     def _queue(self, call: ReportFrames | Shorten) -> None:
         """Commit it after all that waits in the lane of its task; in a moment if nothing does."""
@@ -322,7 +321,7 @@ class Connection:
                 await asyncio.sleep(pause)
                 continue
             except StepwellError:
-                news = RunNews(stale=_lost(call.held))
+                news = RunNews(stale=call.held.lost())
             lane.remove(call)
             if isinstance(news, RunNews):
                 self.tell(call.held, news)
@@ -370,10 +369,6 @@ class Connection:
             except ServerBusy:
                 log.warning("lease_left_to_lapse", task_id=call.task_ids[0])
         await asyncio.gather(*answers, return_exceptions=True)
-
-
-def _lost(held: Held) -> LeaseLost:
-    return LeaseLost("the task is no longer held", task_id=held.task_id)
 
 
 def _insert_in_order(lane: deque[ReportFrames | Shorten], call: ReportFrames) -> None:

@@ -136,4 +136,4 @@ def _read(tx: Tx, key: HookKey) -> Hook:
 
 
 def _not_found(key: HookKey) -> HookNotFound:
-    return HookNotFound("there is no such hook", hook_id=key.hook_id[:100])
+    return HookNotFound("there is no such hook", hook_id=key.hook_id)

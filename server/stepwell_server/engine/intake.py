@@ -67,17 +67,17 @@ class Intake:
         call: Callable[[New, Item], HotCall],
     ) -> list[Any]:
         """Commit what each item asks for, in their order. One that is refused, whenever, is refused alone."""
-        self.check_batch(len(items))
+        self.check_batch("items", len(items))
         checked = [await self._checked(new, item, check) for new, item in items]
         return await self._commit([one if isinstance(one, StepwellError) else _sent(call, *one) for one in checked])
 
     # ---- checks
 
-    def check_batch(self, count: int) -> None:
+    def check_batch(self, field: str, size: int) -> None:
         """Refuse more items than a batch may have."""
         limit = self.spine.registry.limits.batch_items
-        if count > limit:
-            raise BatchTooLarge(f"a batch has at most {limit} items", field="items", limit=limit)
+        if size > limit:
+            raise BatchTooLarge(f"a batch has at most {limit} {field}", field=field, size=size, limit=limit)
 
     async def _checked(
         self, new: New | StepwellError, item: Item, check: Callable[[New], Awaitable[New]]

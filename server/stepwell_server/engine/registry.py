@@ -36,7 +36,7 @@ class Registry:
             return
         if not await self._db.run_tx(lambda tx: handlers.is_registered(tx, handler), READ):
             await self.limits_of(handler.namespace)
-            raise WorkflowNotFound("no worker has registered this workflow", workflow=handler.name[:100])
+            raise WorkflowNotFound("no worker has registered this workflow", workflow=handler.name)
         self._known.add(handler)
 
     async def limits_of(self, namespace: str) -> NamespaceLimits:
@@ -46,7 +46,7 @@ class Registry:
             return self.namespaces[namespace]
         found = await self._db.run_tx(lambda tx: namespaces.get(tx, namespace), READ)
         if found is None:
-            raise NamespaceNotFound("there is no such namespace", namespace=namespace[:100])
+            raise NamespaceNotFound("there is no such namespace", namespace=namespace)
         own, server = found.spec.limits, self.limits
         self.namespaces[namespace] = limits = NamespaceLimits(
             max_payload_bytes=own.max_payload_bytes or server.payload_bytes,

@@ -10,7 +10,6 @@ from stepwell_server.domain.errors import (
     InstanceIdAlreadyExists,
     InstanceNotFound,
     InvalidField,
-    LeaseLost,
     RunSuperseded,
     StepwellError,
 )
@@ -23,6 +22,7 @@ from stepwell_server.domain.tasks import Stop, Task, TaskKind, Verdict, judge
 from stepwell_server.domain.workflows import (
     Event,
     Instance,
+    InstanceKey,
     InstanceStatus,
     NewEvent,
     NewInstance,
@@ -206,7 +206,7 @@ class SendEvent(HotCall):
 
     def _absent(self, group: Group) -> StepwellError:
         ended = self._ended(group)
-        return not_found(self.new.key.instance_id) if ended is None else terminal(self.new.key, ended)
+        return not_found(self.new.key) if ended is None else terminal(self.new.key, ended)
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +286,7 @@ class ReportFrames(HotCall):
             group.remove(run.task)
         elif run.task != task:
             group.put(run.task)
-        return replace(news, stale=LeaseLost("the task is no longer held", task_id=task.id)) if lost else news
+        return replace(news, stale=self.held.lost()) if lost else news
 
     def _tells_all(self, task: Task) -> bool:
         return (self.tell_all or (self.by_call and task.wake_again)) or any(
@@ -369,12 +369,12 @@ def _is_report(frame: Frame) -> bool:
     return isinstance(frame.body, StepDone | StepFailed)
 
 
-def not_found(instance_id: str) -> InstanceNotFound:
+def not_found(key: InstanceKey) -> InstanceNotFound:
     """The refusal of a call about an instance that is not there."""
-    return InstanceNotFound("there is no such instance", instance_id=instance_id)
+    return InstanceNotFound("there is no such instance", workflow=key.workflow, instance_id=key.instance_id)
 
 
 def _why_lost(fate: Fate | None, held: Held) -> StepwellError:
     if fate is not None and (fate.status.ended or held.fence < fate.first_fence):
-        return RunSuperseded("the run was ended or restarted", task_id=held.task_id)
-    return LeaseLost("the task is no longer held", task_id=held.task_id)
+        return RunSuperseded("the run was ended or restarted", task_id=held.task_id, fence=held.fence)
+    return held.lost()

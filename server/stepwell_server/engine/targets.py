@@ -92,4 +92,4 @@ def changed(tx: Tx, handler: Handler, mark: int) -> Committed:
 
 
 def _not_found(name: str) -> HookTargetNotFound:
-    return HookTargetNotFound("there is no target of that name", name=name[:100])
+    return HookTargetNotFound("there is no target of that name", name=name)

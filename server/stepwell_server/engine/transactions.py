@@ -41,7 +41,7 @@ class Transactions:
 
     async def commit(self, namespace: str, operations: Sequence[Operation], request: Request) -> list[Done]:
         """Execute operations in their order, all or none. A refusal says which of them it was."""
-        self.intake.check_batch(len(operations))
+        self.intake.check_batch("operations", len(operations))
         await self.spine.registry.limits_of(namespace)
         calls = [await self._call(number, one) for number, one in enumerate(operations)]
         request_key, committed = request.key(namespace), list[Committed]()

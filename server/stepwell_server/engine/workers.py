@@ -15,7 +15,6 @@ from stepwell_server.domain.errors import (
     InvalidField,
     InvalidSessionId,
     InvalidWorkflowName,
-    LeaseLost,
     NamespaceNotFound,
     ProtocolUnsupported,
     SessionHasStream,
@@ -86,7 +85,7 @@ class Hello:
         lowest, highest = PROTOCOL
         if not lowest <= self.protocol_version <= highest:
             spoken = f"this server speaks versions {lowest} to {highest} of the protocol, not {self.protocol_version}"
-            raise ProtocolUnsupported(spoken, lowest=lowest, highest=highest)
+            raise ProtocolUnsupported(spoken, minimum=lowest, maximum=highest)
         for name, text in (("worker_id", self.worker_id), ("sdk", self.sdk)):
             if len(text) > LABEL_LENGTH:
                 raise InvalidField(f"{name} is longer than {LABEL_LENGTH} characters", field=name)
@@ -96,7 +95,9 @@ class Hello:
         for one in self.hosted:
             _check_registration(one)
             if one.handler in seen:
-                raise DuplicateHandler("two handlers have the same kind and name", name=one.handler.name)
+                raise DuplicateHandler(
+                    "two handlers have the same kind and name", kind=one.handler.kind, name=one.handler.name
+                )
             seen.add(one.handler)
 
 
@@ -203,7 +204,7 @@ class Workers:
 
     def _meet(self, tx: Tx, session: Session, hello: Hello) -> tuple[int, list[Task], list[Task], store.Stamp]:
         if namespaces.get(tx, session.namespace) is None:
-            raise NamespaceNotFound("there is no such namespace", namespace=session.namespace[:100])
+            raise NamespaceNotFound("there is no such namespace", namespace=session.namespace)
         if hello.hosted:
             handlers.register(tx, hello.hosted)
         number = sessions.connect(tx, session)
@@ -231,7 +232,7 @@ class Workers:
             if known is not None and known.replica_id:
                 raise SessionHasStream("this session is connected by a stream")
             if namespaces.get(tx, session.namespace) is None:
-                raise NamespaceNotFound("there is no such namespace", namespace=session.namespace[:100])
+                raise NamespaceNotFound("there is no such namespace", namespace=session.namespace)
             handlers.register(tx, hello.hosted)
             return sessions.connect(tx, session)
 
@@ -329,7 +330,7 @@ class Workers:
 
         task = await self._spine.db.run_tx(work, READ)
         if task is None:
-            raise LeaseLost("the task is no longer held", task_id=held.task_id)
+            raise held.lost()
         (delivery,) = await self._with_state([task])
         return replace(delivery, steps=delivery.steps[max(0, offset) :])
 
@@ -395,7 +396,9 @@ def _check_registration(one: Registration) -> None:
         check_hook_name(one.handler.name)
     elif not is_name(one.handler.name):
         raise InvalidWorkflowName(
-            'a workflow is named by 1 to 64 letters, digits, "-" or "_", not beginning with "-"', field="name"
+            'a workflow is named by 1 to 64 letters, digits, "-" or "_", not beginning with "-"',
+            field="name",
+            workflow=one.handler.name,
         )
     if len(one.description) > DESCRIPTION_LENGTH:
         raise InvalidField(f"description is longer than {DESCRIPTION_LENGTH} characters", field="description")

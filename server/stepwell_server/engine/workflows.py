@@ -139,7 +139,7 @@ class Workflows:
             written.clear()
             instance, task = _locked(tx, key)
             at = task_store.stamp(tx)
-            kept = _kept(tx, RunRef(instance.id, instance.run_number), from_step)
+            kept = _kept(tx, instance, from_step)
             (fence,) = dialect.draw_numbers(tx, 1)
             store.restart(tx, instance, at.now, fence)
             written.append(_requeue(tx, instance, task, fence, kept, at))
@@ -171,7 +171,7 @@ class Workflows:
         found = await self.spine.db.run_tx(lambda tx: store.get(tx, key), READ)
         if found is None:
             await self.spine.registry.require(key.handler)
-            raise not_found(key.instance_id)
+            raise not_found(key)
         return found
 
     async def get_many(self, keys: Sequence[InstanceKey]) -> dict[InstanceKey, Instance]:
@@ -216,7 +216,7 @@ class Workflows:
         instance = await self.get(key)
         run = instance.run_number if run_number is None else run_number
         if not 0 <= run <= instance.run_number:
-            raise RunNotFound("the instance has no such run", run_number=run)
+            raise RunNotFound("the instance has no such run", instance_id=key.instance_id, run_number=run)
         scope = ["GetHistory", key.namespace, key.workflow, key.instance_id, run, descending]
         after = self.tokens.decode(scope, page.token) if page.token else None
         ref = RunRef(instance.id, run)
@@ -332,7 +332,7 @@ def _news(written: Sequence[Task], at: Stamp) -> Committed:
 def _locked(tx: Tx, key: InstanceKey) -> tuple[Instance, Task | None]:
     found = store.lock(tx, key)
     if found is None:
-        raise not_found(key.instance_id)
+        raise not_found(key)
     return found
 
 
@@ -347,14 +347,15 @@ def _bumped(before: Task, after: Task) -> Task:
     return after if after == before else after._replace(revision=before.revision + 1)
 
 
-def _kept(tx: Tx, run: RunRef, from_step: str) -> list[Step]:
+def _kept(tx: Tx, instance: Instance, from_step: str) -> list[Step]:
     """What the run completed before the step began: those are the steps that were final when it was first stored."""
     if not from_step:
         return []
+    run = RunRef(instance.id, instance.run_number)
     steps = run_store.all_steps(tx, [run])[run]
     position = next((step.position for step in steps if step.name == from_step), None)
     if position is None:
-        raise StepNotFound("the current run has no such step", step=from_step[:100])
+        raise StepNotFound("the current run has no such step", instance_id=instance.key.instance_id, step=from_step)
     return [step for step in steps if step.status is StepStatus.COMPLETED and step.revision < position]
 
 

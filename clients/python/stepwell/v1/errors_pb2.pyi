@@ -41,11 +41,13 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_INTERNAL: _ErrorReason.ValueType  # 1
     """INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log."""
     ERROR_REASON_MALFORMED_REQUEST: _ErrorReason.ValueType  # 10
-    """INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
-    where it is known.
+    """INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL.
+    Metadata where one field is at fault: "field".
     """
     ERROR_REASON_INVALID_FIELD: _ErrorReason.ValueType  # 11
-    """INVALID_ARGUMENT: a field's value breaks the rule its comment states. Metadata: "field"."""
+    """INVALID_ARGUMENT: a field's value breaks the rule its comment states. Metadata: "field". Metadata where there is a bound:
+    "limit". Metadata where a frame's number leaves a gap: "expected", the number that comes next.
+    """
     ERROR_REASON_ENUM_VALUE_UNKNOWN: _ErrorReason.ValueType  # 12
     """INVALID_ARGUMENT: an enum number that this server does not know. Metadata: "field", "value"."""
     ERROR_REASON_DURATION_OUT_OF_RANGE: _ErrorReason.ValueType  # 13
@@ -61,14 +63,14 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_BATCH_TOO_LARGE: _ErrorReason.ValueType  # 18
     """INVALID_ARGUMENT: more items in one call than the limit. Metadata: "field", "size", "limit"."""
     ERROR_REASON_PAGE_TOKEN_INVALID: _ErrorReason.ValueType  # 19
-    """INVALID_ARGUMENT: a page token that this method did not issue for these filters, or that was altered."""
+    """INVALID_ARGUMENT: a page token that this method did not issue for these filters, or that was altered. Metadata: "field"."""
     ERROR_REASON_PAGE_SIZE_INVALID: _ErrorReason.ValueType  # 20
-    """INVALID_ARGUMENT: a negative page size. Metadata: "page_size"."""
+    """INVALID_ARGUMENT: a negative page size. Metadata: "field", "page_size"."""
     ERROR_REASON_UPDATE_MASK_INVALID: _ErrorReason.ValueType  # 21
-    """INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "path"."""
+    """INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "field", "path"."""
     ERROR_REASON_REQUEST_ID_INVALID: _ErrorReason.ValueType  # 22
     """INVALID_ARGUMENT: a request_id longer than 36 characters, or with anything but printable ASCII without
-    spaces.
+    spaces. Metadata: "field".
     """
     ERROR_REASON_IDEMPOTENCY_KEY_REUSED: _ErrorReason.ValueType  # 23
     """FAILED_PRECONDITION: the request_id was used for another call within 24 hours. Metadata: "request_id"."""
@@ -77,7 +79,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_SHUTTING_DOWN: _ErrorReason.ValueType  # 31
     """UNAVAILABLE: the server is shutting down. Repeat the call; another replica or the next start answers."""
     ERROR_REASON_SERVER_BUSY: _ErrorReason.ValueType  # 32
-    """RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back."""
+    """RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back. Metadata where the calls are counted: "limit"."""
     ERROR_REASON_STREAM_LIMIT: _ErrorReason.ValueType  # 33
     """RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit"."""
     ERROR_REASON_SERVER_DEADLINE: _ErrorReason.ValueType  # 34
@@ -93,12 +95,12 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_NAMESPACE_ALREADY_EXISTS: _ErrorReason.ValueType  # 51
     """ALREADY_EXISTS: a namespace of that name exists. Metadata: "namespace"."""
     ERROR_REASON_INVALID_NAMESPACE: _ErrorReason.ValueType  # 52
-    """INVALID_ARGUMENT: a namespace name that breaks the pattern. Metadata: "namespace"."""
+    """INVALID_ARGUMENT: a namespace name that breaks the pattern. Metadata: "field", "namespace"."""
     ERROR_REASON_CLOCK_NOT_VIRTUAL: _ErrorReason.ValueType  # 60
     """FAILED_PRECONDITION: the clock of this server is the real one and cannot be moved."""
     ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY: _ErrorReason.ValueType  # 61
-    """INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now", in microseconds since the
-    epoch.
+    """INVALID_ARGUMENT: a target before the clock's current time. Metadata: "field", and "now" in microseconds since
+    the epoch.
     """
     ERROR_REASON_WORKFLOW_NOT_FOUND: _ErrorReason.ValueType  # 70
     """NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow"."""
@@ -109,11 +111,11 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     Metadata: "workflow", "instance_id".
     """
     ERROR_REASON_INVALID_WORKFLOW_NAME: _ErrorReason.ValueType  # 73
-    """INVALID_ARGUMENT: a workflow name that breaks the pattern. Metadata: "workflow"."""
+    """INVALID_ARGUMENT: a workflow name that breaks the pattern. Metadata: "field", "workflow"."""
     ERROR_REASON_INVALID_INSTANCE_ID: _ErrorReason.ValueType  # 74
-    """INVALID_ARGUMENT: an instance id that breaks the pattern. Metadata: "instance_id"."""
+    """INVALID_ARGUMENT: an instance id that breaks the pattern. Metadata: "field", "instance_id"."""
     ERROR_REASON_INVALID_EVENT_TYPE: _ErrorReason.ValueType  # 75
-    """INVALID_ARGUMENT: an event type that breaks the pattern. Metadata: "type"."""
+    """INVALID_ARGUMENT: an event type that breaks the pattern. Metadata: "field", "type"."""
     ERROR_REASON_INSTANCE_TERMINAL: _ErrorReason.ValueType  # 76
     """FAILED_PRECONDITION: the instance is complete, errored or terminated. Metadata: "instance_id", "status"."""
     ERROR_REASON_RUN_NOT_FOUND: _ErrorReason.ValueType  # 77
@@ -121,41 +123,51 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STEP_NOT_FOUND: _ErrorReason.ValueType  # 78
     """NOT_FOUND: the run has no step of that name. Metadata: "instance_id", "step"."""
     ERROR_REASON_LIMIT_PENDING_EVENTS: _ErrorReason.ValueType  # 79
-    """RESOURCE_EXHAUSTED: too many undelivered events for one instance. Metadata: "instance_id", "limit"."""
+    """RESOURCE_EXHAUSTED: too many undelivered events for one instance, and no step waits for this one.
+    Metadata: "instance_id", "limit".
+    """
     ERROR_REASON_LEASE_LOST: _ErrorReason.ValueType  # 90
     """ABORTED: the task is held under another fence, or by another session, or not at all. Drop it.
     Metadata: "task_id", "fence".
     """
     ERROR_REASON_RUN_SUPERSEDED: _ErrorReason.ValueType  # 91
-    """ABORTED: the instance was terminated or restarted meanwhile. Drop the task. Metadata: "task_id"."""
+    """ABORTED: the instance was terminated or restarted meanwhile. Drop the task. Metadata: "task_id", "fence"."""
     ERROR_REASON_HELLO_REQUIRED: _ErrorReason.ValueType  # 92
     """INVALID_ARGUMENT: the first frame of a worker's stream was not Hello."""
     ERROR_REASON_HELLO_TIMEOUT: _ErrorReason.ValueType  # 93
-    """DEADLINE_EXCEEDED: no Hello came within 10 seconds."""
+    """DEADLINE_EXCEEDED: no Hello came within 10 seconds. Metadata: "limit" in seconds."""
     ERROR_REASON_PROTOCOL_UNSUPPORTED: _ErrorReason.ValueType  # 94
-    """FAILED_PRECONDITION: the worker speaks a protocol version this server does not. Metadata: "minimum", "maximum"."""
+    """FAILED_PRECONDITION: the worker speaks a protocol version this server does not. Metadata: "minimum", "maximum" of those
+    that it does.
+    """
     ERROR_REASON_SUPERSEDED: _ErrorReason.ValueType  # 95
-    """ABORTED: the same session connected again; this stream is the older one and ends."""
+    """ABORTED: the same session connected again; this stream is the older one and ends. Metadata where this replica holds both:
+    "connection", the number of the newer one.
+    """
     ERROR_REASON_FRAME_RATE: _ErrorReason.ValueType  # 96
-    """RESOURCE_EXHAUSTED: the worker sent more frames than the server accepts per second."""
+    """RESOURCE_EXHAUSTED: the worker sent more frames than the server accepts per second. Metadata: "limit"."""
     ERROR_REASON_SLOW_CONSUMER: _ErrorReason.ValueType  # 97
-    """RESOURCE_EXHAUSTED: the client did not read what was sent to it for 10 seconds."""
+    """RESOURCE_EXHAUSTED: the client did not read what was sent to it for 10 seconds. Metadata: "limit" in seconds."""
     ERROR_REASON_SESSION_HAS_STREAM: _ErrorReason.ValueType  # 98
     """FAILED_PRECONDITION: the session is connected by stream and may not claim by unary call."""
     ERROR_REASON_INVALID_SESSION_ID: _ErrorReason.ValueType  # 99
-    """INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits."""
+    """INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits. Metadata: "field"."""
     ERROR_REASON_SESSION_NOT_REGISTERED: _ErrorReason.ValueType  # 101
     """FAILED_PRECONDITION: the session has not registered its handlers, or its registration has been forgotten."""
     ERROR_REASON_DUPLICATE_HANDLER: _ErrorReason.ValueType  # 100
     """INVALID_ARGUMENT: the same handler twice in one registration. Metadata: "kind", "name"."""
     ERROR_REASON_STEP_TYPE_MISMATCH: _ErrorReason.ValueType  # 110
-    """FAILED_PRECONDITION: the step name was used for another type of step in this run. Metadata: "step"."""
+    """FAILED_PRECONDITION: the step name was used for another type of step in this run. Metadata: "step", its "type", and the
+    type that is "wanted".
+    """
     ERROR_REASON_MAX_STEPS_EXCEEDED: _ErrorReason.ValueType  # 111
     """FAILED_PRECONDITION: the run has as many steps as it may have. Metadata: "limit"."""
     ERROR_REASON_DUPLICATE_STEP_KEY: _ErrorReason.ValueType  # 112
-    """FAILED_PRECONDITION: two steps of one name were open at once. Metadata: "step"."""
+    """FAILED_PRECONDITION: two steps of one name were open at once. SDKs raise it into the function as DuplicateStepKey; the server
+    never does.
+    """
     ERROR_REASON_INVALID_STEP_NAME: _ErrorReason.ValueType  # 113
-    """INVALID_ARGUMENT: a step name that is empty or longer than 256 characters."""
+    """INVALID_ARGUMENT: a step name that is empty or longer than 256 characters. Metadata: "field"."""
     ERROR_REASON_PROCESS_DISABLED: _ErrorReason.ValueType  # 120
     """FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off)."""
     ERROR_REASON_HOOK_NOT_FOUND: _ErrorReason.ValueType  # 130
@@ -163,9 +175,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_HOOK_ID_ALREADY_EXISTS: _ErrorReason.ValueType  # 131
     """ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id"."""
     ERROR_REASON_INVALID_HOOK_NAME: _ErrorReason.ValueType  # 132
-    """INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name"."""
+    """INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "field", "name"."""
     ERROR_REASON_INVALID_HOOK_ID: _ErrorReason.ValueType  # 133
-    """INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id"."""
+    """INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "field", "hook_id"."""
     ERROR_REASON_HOOK_COMPLETED: _ErrorReason.ValueType  # 134
     """FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id"."""
     ERROR_REASON_HOOK_ENDED: _ErrorReason.ValueType  # 135
@@ -192,11 +204,13 @@ ERROR_REASON_UNSPECIFIED: ErrorReason.ValueType  # 0
 ERROR_REASON_INTERNAL: ErrorReason.ValueType  # 1
 """INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log."""
 ERROR_REASON_MALFORMED_REQUEST: ErrorReason.ValueType  # 10
-"""INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
-where it is known.
+"""INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL.
+Metadata where one field is at fault: "field".
 """
 ERROR_REASON_INVALID_FIELD: ErrorReason.ValueType  # 11
-"""INVALID_ARGUMENT: a field's value breaks the rule its comment states. Metadata: "field"."""
+"""INVALID_ARGUMENT: a field's value breaks the rule its comment states. Metadata: "field". Metadata where there is a bound:
+"limit". Metadata where a frame's number leaves a gap: "expected", the number that comes next.
+"""
 ERROR_REASON_ENUM_VALUE_UNKNOWN: ErrorReason.ValueType  # 12
 """INVALID_ARGUMENT: an enum number that this server does not know. Metadata: "field", "value"."""
 ERROR_REASON_DURATION_OUT_OF_RANGE: ErrorReason.ValueType  # 13
@@ -212,14 +226,14 @@ ERROR_REASON_PAYLOAD_NOT_JSON: ErrorReason.ValueType  # 17
 ERROR_REASON_BATCH_TOO_LARGE: ErrorReason.ValueType  # 18
 """INVALID_ARGUMENT: more items in one call than the limit. Metadata: "field", "size", "limit"."""
 ERROR_REASON_PAGE_TOKEN_INVALID: ErrorReason.ValueType  # 19
-"""INVALID_ARGUMENT: a page token that this method did not issue for these filters, or that was altered."""
+"""INVALID_ARGUMENT: a page token that this method did not issue for these filters, or that was altered. Metadata: "field"."""
 ERROR_REASON_PAGE_SIZE_INVALID: ErrorReason.ValueType  # 20
-"""INVALID_ARGUMENT: a negative page size. Metadata: "page_size"."""
+"""INVALID_ARGUMENT: a negative page size. Metadata: "field", "page_size"."""
 ERROR_REASON_UPDATE_MASK_INVALID: ErrorReason.ValueType  # 21
-"""INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "path"."""
+"""INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "field", "path"."""
 ERROR_REASON_REQUEST_ID_INVALID: ErrorReason.ValueType  # 22
 """INVALID_ARGUMENT: a request_id longer than 36 characters, or with anything but printable ASCII without
-spaces.
+spaces. Metadata: "field".
 """
 ERROR_REASON_IDEMPOTENCY_KEY_REUSED: ErrorReason.ValueType  # 23
 """FAILED_PRECONDITION: the request_id was used for another call within 24 hours. Metadata: "request_id"."""
@@ -228,7 +242,7 @@ ERROR_REASON_DATABASE_UNAVAILABLE: ErrorReason.ValueType  # 30
 ERROR_REASON_SHUTTING_DOWN: ErrorReason.ValueType  # 31
 """UNAVAILABLE: the server is shutting down. Repeat the call; another replica or the next start answers."""
 ERROR_REASON_SERVER_BUSY: ErrorReason.ValueType  # 32
-"""RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back."""
+"""RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back. Metadata where the calls are counted: "limit"."""
 ERROR_REASON_STREAM_LIMIT: ErrorReason.ValueType  # 33
 """RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit"."""
 ERROR_REASON_SERVER_DEADLINE: ErrorReason.ValueType  # 34
@@ -244,12 +258,12 @@ ERROR_REASON_NAMESPACE_NOT_FOUND: ErrorReason.ValueType  # 50
 ERROR_REASON_NAMESPACE_ALREADY_EXISTS: ErrorReason.ValueType  # 51
 """ALREADY_EXISTS: a namespace of that name exists. Metadata: "namespace"."""
 ERROR_REASON_INVALID_NAMESPACE: ErrorReason.ValueType  # 52
-"""INVALID_ARGUMENT: a namespace name that breaks the pattern. Metadata: "namespace"."""
+"""INVALID_ARGUMENT: a namespace name that breaks the pattern. Metadata: "field", "namespace"."""
 ERROR_REASON_CLOCK_NOT_VIRTUAL: ErrorReason.ValueType  # 60
 """FAILED_PRECONDITION: the clock of this server is the real one and cannot be moved."""
 ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY: ErrorReason.ValueType  # 61
-"""INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now", in microseconds since the
-epoch.
+"""INVALID_ARGUMENT: a target before the clock's current time. Metadata: "field", and "now" in microseconds since
+the epoch.
 """
 ERROR_REASON_WORKFLOW_NOT_FOUND: ErrorReason.ValueType  # 70
 """NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow"."""
@@ -260,11 +274,11 @@ ERROR_REASON_INSTANCE_ID_ALREADY_EXISTS: ErrorReason.ValueType  # 72
 Metadata: "workflow", "instance_id".
 """
 ERROR_REASON_INVALID_WORKFLOW_NAME: ErrorReason.ValueType  # 73
-"""INVALID_ARGUMENT: a workflow name that breaks the pattern. Metadata: "workflow"."""
+"""INVALID_ARGUMENT: a workflow name that breaks the pattern. Metadata: "field", "workflow"."""
 ERROR_REASON_INVALID_INSTANCE_ID: ErrorReason.ValueType  # 74
-"""INVALID_ARGUMENT: an instance id that breaks the pattern. Metadata: "instance_id"."""
+"""INVALID_ARGUMENT: an instance id that breaks the pattern. Metadata: "field", "instance_id"."""
 ERROR_REASON_INVALID_EVENT_TYPE: ErrorReason.ValueType  # 75
-"""INVALID_ARGUMENT: an event type that breaks the pattern. Metadata: "type"."""
+"""INVALID_ARGUMENT: an event type that breaks the pattern. Metadata: "field", "type"."""
 ERROR_REASON_INSTANCE_TERMINAL: ErrorReason.ValueType  # 76
 """FAILED_PRECONDITION: the instance is complete, errored or terminated. Metadata: "instance_id", "status"."""
 ERROR_REASON_RUN_NOT_FOUND: ErrorReason.ValueType  # 77
@@ -272,41 +286,51 @@ ERROR_REASON_RUN_NOT_FOUND: ErrorReason.ValueType  # 77
 ERROR_REASON_STEP_NOT_FOUND: ErrorReason.ValueType  # 78
 """NOT_FOUND: the run has no step of that name. Metadata: "instance_id", "step"."""
 ERROR_REASON_LIMIT_PENDING_EVENTS: ErrorReason.ValueType  # 79
-"""RESOURCE_EXHAUSTED: too many undelivered events for one instance. Metadata: "instance_id", "limit"."""
+"""RESOURCE_EXHAUSTED: too many undelivered events for one instance, and no step waits for this one.
+Metadata: "instance_id", "limit".
+"""
 ERROR_REASON_LEASE_LOST: ErrorReason.ValueType  # 90
 """ABORTED: the task is held under another fence, or by another session, or not at all. Drop it.
 Metadata: "task_id", "fence".
 """
 ERROR_REASON_RUN_SUPERSEDED: ErrorReason.ValueType  # 91
-"""ABORTED: the instance was terminated or restarted meanwhile. Drop the task. Metadata: "task_id"."""
+"""ABORTED: the instance was terminated or restarted meanwhile. Drop the task. Metadata: "task_id", "fence"."""
 ERROR_REASON_HELLO_REQUIRED: ErrorReason.ValueType  # 92
 """INVALID_ARGUMENT: the first frame of a worker's stream was not Hello."""
 ERROR_REASON_HELLO_TIMEOUT: ErrorReason.ValueType  # 93
-"""DEADLINE_EXCEEDED: no Hello came within 10 seconds."""
+"""DEADLINE_EXCEEDED: no Hello came within 10 seconds. Metadata: "limit" in seconds."""
 ERROR_REASON_PROTOCOL_UNSUPPORTED: ErrorReason.ValueType  # 94
-"""FAILED_PRECONDITION: the worker speaks a protocol version this server does not. Metadata: "minimum", "maximum"."""
+"""FAILED_PRECONDITION: the worker speaks a protocol version this server does not. Metadata: "minimum", "maximum" of those
+that it does.
+"""
 ERROR_REASON_SUPERSEDED: ErrorReason.ValueType  # 95
-"""ABORTED: the same session connected again; this stream is the older one and ends."""
+"""ABORTED: the same session connected again; this stream is the older one and ends. Metadata where this replica holds both:
+"connection", the number of the newer one.
+"""
 ERROR_REASON_FRAME_RATE: ErrorReason.ValueType  # 96
-"""RESOURCE_EXHAUSTED: the worker sent more frames than the server accepts per second."""
+"""RESOURCE_EXHAUSTED: the worker sent more frames than the server accepts per second. Metadata: "limit"."""
 ERROR_REASON_SLOW_CONSUMER: ErrorReason.ValueType  # 97
-"""RESOURCE_EXHAUSTED: the client did not read what was sent to it for 10 seconds."""
+"""RESOURCE_EXHAUSTED: the client did not read what was sent to it for 10 seconds. Metadata: "limit" in seconds."""
 ERROR_REASON_SESSION_HAS_STREAM: ErrorReason.ValueType  # 98
 """FAILED_PRECONDITION: the session is connected by stream and may not claim by unary call."""
 ERROR_REASON_INVALID_SESSION_ID: ErrorReason.ValueType  # 99
-"""INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits."""
+"""INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits. Metadata: "field"."""
 ERROR_REASON_SESSION_NOT_REGISTERED: ErrorReason.ValueType  # 101
 """FAILED_PRECONDITION: the session has not registered its handlers, or its registration has been forgotten."""
 ERROR_REASON_DUPLICATE_HANDLER: ErrorReason.ValueType  # 100
 """INVALID_ARGUMENT: the same handler twice in one registration. Metadata: "kind", "name"."""
 ERROR_REASON_STEP_TYPE_MISMATCH: ErrorReason.ValueType  # 110
-"""FAILED_PRECONDITION: the step name was used for another type of step in this run. Metadata: "step"."""
+"""FAILED_PRECONDITION: the step name was used for another type of step in this run. Metadata: "step", its "type", and the
+type that is "wanted".
+"""
 ERROR_REASON_MAX_STEPS_EXCEEDED: ErrorReason.ValueType  # 111
 """FAILED_PRECONDITION: the run has as many steps as it may have. Metadata: "limit"."""
 ERROR_REASON_DUPLICATE_STEP_KEY: ErrorReason.ValueType  # 112
-"""FAILED_PRECONDITION: two steps of one name were open at once. Metadata: "step"."""
+"""FAILED_PRECONDITION: two steps of one name were open at once. SDKs raise it into the function as DuplicateStepKey; the server
+never does.
+"""
 ERROR_REASON_INVALID_STEP_NAME: ErrorReason.ValueType  # 113
-"""INVALID_ARGUMENT: a step name that is empty or longer than 256 characters."""
+"""INVALID_ARGUMENT: a step name that is empty or longer than 256 characters. Metadata: "field"."""
 ERROR_REASON_PROCESS_DISABLED: ErrorReason.ValueType  # 120
 """FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off)."""
 ERROR_REASON_HOOK_NOT_FOUND: ErrorReason.ValueType  # 130
@@ -314,9 +338,9 @@ ERROR_REASON_HOOK_NOT_FOUND: ErrorReason.ValueType  # 130
 ERROR_REASON_HOOK_ID_ALREADY_EXISTS: ErrorReason.ValueType  # 131
 """ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id"."""
 ERROR_REASON_INVALID_HOOK_NAME: ErrorReason.ValueType  # 132
-"""INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name"."""
+"""INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "field", "name"."""
 ERROR_REASON_INVALID_HOOK_ID: ErrorReason.ValueType  # 133
-"""INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id"."""
+"""INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "field", "hook_id"."""
 ERROR_REASON_HOOK_COMPLETED: ErrorReason.ValueType  # 134
 """FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id"."""
 ERROR_REASON_HOOK_ENDED: ErrorReason.ValueType  # 135

@@ -32,11 +32,14 @@ export enum ErrorReason {
   /** ERROR_REASON_INTERNAL - INTERNAL: a bug in the server. Metadata: "log_id" finds it in the server's log. */
   ERROR_REASON_INTERNAL = 1,
   /**
-   * ERROR_REASON_MALFORMED_REQUEST - INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL. Metadata: "field"
-   * where it is known.
+   * ERROR_REASON_MALFORMED_REQUEST - INVALID_ARGUMENT: the bytes are not a message of this type, or a string holds bad UTF-8 or NUL.
+   * Metadata where one field is at fault: "field".
    */
   ERROR_REASON_MALFORMED_REQUEST = 10,
-  /** ERROR_REASON_INVALID_FIELD - INVALID_ARGUMENT: a field's value breaks the rule its comment states. Metadata: "field". */
+  /**
+   * ERROR_REASON_INVALID_FIELD - INVALID_ARGUMENT: a field's value breaks the rule its comment states. Metadata: "field". Metadata where there is a bound:
+   * "limit". Metadata where a frame's number leaves a gap: "expected", the number that comes next.
+   */
   ERROR_REASON_INVALID_FIELD = 11,
   /** ERROR_REASON_ENUM_VALUE_UNKNOWN - INVALID_ARGUMENT: an enum number that this server does not know. Metadata: "field", "value". */
   ERROR_REASON_ENUM_VALUE_UNKNOWN = 12,
@@ -52,15 +55,15 @@ export enum ErrorReason {
   ERROR_REASON_PAYLOAD_NOT_JSON = 17,
   /** ERROR_REASON_BATCH_TOO_LARGE - INVALID_ARGUMENT: more items in one call than the limit. Metadata: "field", "size", "limit". */
   ERROR_REASON_BATCH_TOO_LARGE = 18,
-  /** ERROR_REASON_PAGE_TOKEN_INVALID - INVALID_ARGUMENT: a page token that this method did not issue for these filters, or that was altered. */
+  /** ERROR_REASON_PAGE_TOKEN_INVALID - INVALID_ARGUMENT: a page token that this method did not issue for these filters, or that was altered. Metadata: "field". */
   ERROR_REASON_PAGE_TOKEN_INVALID = 19,
-  /** ERROR_REASON_PAGE_SIZE_INVALID - INVALID_ARGUMENT: a negative page size. Metadata: "page_size". */
+  /** ERROR_REASON_PAGE_SIZE_INVALID - INVALID_ARGUMENT: a negative page size. Metadata: "field", "page_size". */
   ERROR_REASON_PAGE_SIZE_INVALID = 20,
-  /** ERROR_REASON_UPDATE_MASK_INVALID - INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "path". */
+  /** ERROR_REASON_UPDATE_MASK_INVALID - INVALID_ARGUMENT: an update mask that names an unknown or unchangeable field. Metadata: "field", "path". */
   ERROR_REASON_UPDATE_MASK_INVALID = 21,
   /**
    * ERROR_REASON_REQUEST_ID_INVALID - INVALID_ARGUMENT: a request_id longer than 36 characters, or with anything but printable ASCII without
-   * spaces.
+   * spaces. Metadata: "field".
    */
   ERROR_REASON_REQUEST_ID_INVALID = 22,
   /** ERROR_REASON_IDEMPOTENCY_KEY_REUSED - FAILED_PRECONDITION: the request_id was used for another call within 24 hours. Metadata: "request_id". */
@@ -69,7 +72,7 @@ export enum ErrorReason {
   ERROR_REASON_DATABASE_UNAVAILABLE = 30,
   /** ERROR_REASON_SHUTTING_DOWN - UNAVAILABLE: the server is shutting down. Repeat the call; another replica or the next start answers. */
   ERROR_REASON_SHUTTING_DOWN = 31,
-  /** ERROR_REASON_SERVER_BUSY - RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back. */
+  /** ERROR_REASON_SERVER_BUSY - RESOURCE_EXHAUSTED: too many calls at once. RetryInfo says when to come back. Metadata where the calls are counted: "limit". */
   ERROR_REASON_SERVER_BUSY = 32,
   /** ERROR_REASON_STREAM_LIMIT - RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit". */
   ERROR_REASON_STREAM_LIMIT = 33,
@@ -85,13 +88,13 @@ export enum ErrorReason {
   ERROR_REASON_NAMESPACE_NOT_FOUND = 50,
   /** ERROR_REASON_NAMESPACE_ALREADY_EXISTS - ALREADY_EXISTS: a namespace of that name exists. Metadata: "namespace". */
   ERROR_REASON_NAMESPACE_ALREADY_EXISTS = 51,
-  /** ERROR_REASON_INVALID_NAMESPACE - INVALID_ARGUMENT: a namespace name that breaks the pattern. Metadata: "namespace". */
+  /** ERROR_REASON_INVALID_NAMESPACE - INVALID_ARGUMENT: a namespace name that breaks the pattern. Metadata: "field", "namespace". */
   ERROR_REASON_INVALID_NAMESPACE = 52,
   /** ERROR_REASON_CLOCK_NOT_VIRTUAL - FAILED_PRECONDITION: the clock of this server is the real one and cannot be moved. */
   ERROR_REASON_CLOCK_NOT_VIRTUAL = 60,
   /**
-   * ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY - INVALID_ARGUMENT: a target before the clock's current time. Metadata: "now", in microseconds since the
-   * epoch.
+   * ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY - INVALID_ARGUMENT: a target before the clock's current time. Metadata: "field", and "now" in microseconds since
+   * the epoch.
    */
   ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY = 61,
   /** ERROR_REASON_WORKFLOW_NOT_FOUND - NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow". */
@@ -103,11 +106,11 @@ export enum ErrorReason {
    * Metadata: "workflow", "instance_id".
    */
   ERROR_REASON_INSTANCE_ID_ALREADY_EXISTS = 72,
-  /** ERROR_REASON_INVALID_WORKFLOW_NAME - INVALID_ARGUMENT: a workflow name that breaks the pattern. Metadata: "workflow". */
+  /** ERROR_REASON_INVALID_WORKFLOW_NAME - INVALID_ARGUMENT: a workflow name that breaks the pattern. Metadata: "field", "workflow". */
   ERROR_REASON_INVALID_WORKFLOW_NAME = 73,
-  /** ERROR_REASON_INVALID_INSTANCE_ID - INVALID_ARGUMENT: an instance id that breaks the pattern. Metadata: "instance_id". */
+  /** ERROR_REASON_INVALID_INSTANCE_ID - INVALID_ARGUMENT: an instance id that breaks the pattern. Metadata: "field", "instance_id". */
   ERROR_REASON_INVALID_INSTANCE_ID = 74,
-  /** ERROR_REASON_INVALID_EVENT_TYPE - INVALID_ARGUMENT: an event type that breaks the pattern. Metadata: "type". */
+  /** ERROR_REASON_INVALID_EVENT_TYPE - INVALID_ARGUMENT: an event type that breaks the pattern. Metadata: "field", "type". */
   ERROR_REASON_INVALID_EVENT_TYPE = 75,
   /** ERROR_REASON_INSTANCE_TERMINAL - FAILED_PRECONDITION: the instance is complete, errored or terminated. Metadata: "instance_id", "status". */
   ERROR_REASON_INSTANCE_TERMINAL = 76,
@@ -115,42 +118,57 @@ export enum ErrorReason {
   ERROR_REASON_RUN_NOT_FOUND = 77,
   /** ERROR_REASON_STEP_NOT_FOUND - NOT_FOUND: the run has no step of that name. Metadata: "instance_id", "step". */
   ERROR_REASON_STEP_NOT_FOUND = 78,
-  /** ERROR_REASON_LIMIT_PENDING_EVENTS - RESOURCE_EXHAUSTED: too many undelivered events for one instance. Metadata: "instance_id", "limit". */
+  /**
+   * ERROR_REASON_LIMIT_PENDING_EVENTS - RESOURCE_EXHAUSTED: too many undelivered events for one instance, and no step waits for this one.
+   * Metadata: "instance_id", "limit".
+   */
   ERROR_REASON_LIMIT_PENDING_EVENTS = 79,
   /**
    * ERROR_REASON_LEASE_LOST - ABORTED: the task is held under another fence, or by another session, or not at all. Drop it.
    * Metadata: "task_id", "fence".
    */
   ERROR_REASON_LEASE_LOST = 90,
-  /** ERROR_REASON_RUN_SUPERSEDED - ABORTED: the instance was terminated or restarted meanwhile. Drop the task. Metadata: "task_id". */
+  /** ERROR_REASON_RUN_SUPERSEDED - ABORTED: the instance was terminated or restarted meanwhile. Drop the task. Metadata: "task_id", "fence". */
   ERROR_REASON_RUN_SUPERSEDED = 91,
   /** ERROR_REASON_HELLO_REQUIRED - INVALID_ARGUMENT: the first frame of a worker's stream was not Hello. */
   ERROR_REASON_HELLO_REQUIRED = 92,
-  /** ERROR_REASON_HELLO_TIMEOUT - DEADLINE_EXCEEDED: no Hello came within 10 seconds. */
+  /** ERROR_REASON_HELLO_TIMEOUT - DEADLINE_EXCEEDED: no Hello came within 10 seconds. Metadata: "limit" in seconds. */
   ERROR_REASON_HELLO_TIMEOUT = 93,
-  /** ERROR_REASON_PROTOCOL_UNSUPPORTED - FAILED_PRECONDITION: the worker speaks a protocol version this server does not. Metadata: "minimum", "maximum". */
+  /**
+   * ERROR_REASON_PROTOCOL_UNSUPPORTED - FAILED_PRECONDITION: the worker speaks a protocol version this server does not. Metadata: "minimum", "maximum" of those
+   * that it does.
+   */
   ERROR_REASON_PROTOCOL_UNSUPPORTED = 94,
-  /** ERROR_REASON_SUPERSEDED - ABORTED: the same session connected again; this stream is the older one and ends. */
+  /**
+   * ERROR_REASON_SUPERSEDED - ABORTED: the same session connected again; this stream is the older one and ends. Metadata where this replica holds both:
+   * "connection", the number of the newer one.
+   */
   ERROR_REASON_SUPERSEDED = 95,
-  /** ERROR_REASON_FRAME_RATE - RESOURCE_EXHAUSTED: the worker sent more frames than the server accepts per second. */
+  /** ERROR_REASON_FRAME_RATE - RESOURCE_EXHAUSTED: the worker sent more frames than the server accepts per second. Metadata: "limit". */
   ERROR_REASON_FRAME_RATE = 96,
-  /** ERROR_REASON_SLOW_CONSUMER - RESOURCE_EXHAUSTED: the client did not read what was sent to it for 10 seconds. */
+  /** ERROR_REASON_SLOW_CONSUMER - RESOURCE_EXHAUSTED: the client did not read what was sent to it for 10 seconds. Metadata: "limit" in seconds. */
   ERROR_REASON_SLOW_CONSUMER = 97,
   /** ERROR_REASON_SESSION_HAS_STREAM - FAILED_PRECONDITION: the session is connected by stream and may not claim by unary call. */
   ERROR_REASON_SESSION_HAS_STREAM = 98,
-  /** ERROR_REASON_INVALID_SESSION_ID - INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits. */
+  /** ERROR_REASON_INVALID_SESSION_ID - INVALID_ARGUMENT: a session id that is not 32 hexadecimal digits. Metadata: "field". */
   ERROR_REASON_INVALID_SESSION_ID = 99,
   /** ERROR_REASON_SESSION_NOT_REGISTERED - FAILED_PRECONDITION: the session has not registered its handlers, or its registration has been forgotten. */
   ERROR_REASON_SESSION_NOT_REGISTERED = 101,
   /** ERROR_REASON_DUPLICATE_HANDLER - INVALID_ARGUMENT: the same handler twice in one registration. Metadata: "kind", "name". */
   ERROR_REASON_DUPLICATE_HANDLER = 100,
-  /** ERROR_REASON_STEP_TYPE_MISMATCH - FAILED_PRECONDITION: the step name was used for another type of step in this run. Metadata: "step". */
+  /**
+   * ERROR_REASON_STEP_TYPE_MISMATCH - FAILED_PRECONDITION: the step name was used for another type of step in this run. Metadata: "step", its "type", and the
+   * type that is "wanted".
+   */
   ERROR_REASON_STEP_TYPE_MISMATCH = 110,
   /** ERROR_REASON_MAX_STEPS_EXCEEDED - FAILED_PRECONDITION: the run has as many steps as it may have. Metadata: "limit". */
   ERROR_REASON_MAX_STEPS_EXCEEDED = 111,
-  /** ERROR_REASON_DUPLICATE_STEP_KEY - FAILED_PRECONDITION: two steps of one name were open at once. Metadata: "step". */
+  /**
+   * ERROR_REASON_DUPLICATE_STEP_KEY - FAILED_PRECONDITION: two steps of one name were open at once. SDKs raise it into the function as DuplicateStepKey; the server
+   * never does.
+   */
   ERROR_REASON_DUPLICATE_STEP_KEY = 112,
-  /** ERROR_REASON_INVALID_STEP_NAME - INVALID_ARGUMENT: a step name that is empty or longer than 256 characters. */
+  /** ERROR_REASON_INVALID_STEP_NAME - INVALID_ARGUMENT: a step name that is empty or longer than 256 characters. Metadata: "field". */
   ERROR_REASON_INVALID_STEP_NAME = 113,
   /** ERROR_REASON_PROCESS_DISABLED - FAILED_PRECONDITION: this server does not hand out work on request (Process is switched off). */
   ERROR_REASON_PROCESS_DISABLED = 120,
@@ -158,9 +176,9 @@ export enum ErrorReason {
   ERROR_REASON_HOOK_NOT_FOUND = 130,
   /** ERROR_REASON_HOOK_ID_ALREADY_EXISTS - ALREADY_EXISTS: the namespace has a hook of that id. Metadata: "hook_id". */
   ERROR_REASON_HOOK_ID_ALREADY_EXISTS = 131,
-  /** ERROR_REASON_INVALID_HOOK_NAME - INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "name". */
+  /** ERROR_REASON_INVALID_HOOK_NAME - INVALID_ARGUMENT: a hook name that breaks the pattern, or one of the engine's own. Metadata: "field", "name". */
   ERROR_REASON_INVALID_HOOK_NAME = 132,
-  /** ERROR_REASON_INVALID_HOOK_ID - INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "hook_id". */
+  /** ERROR_REASON_INVALID_HOOK_ID - INVALID_ARGUMENT: a hook id that breaks the pattern. Metadata: "field", "hook_id". */
   ERROR_REASON_INVALID_HOOK_ID = 133,
   /** ERROR_REASON_HOOK_COMPLETED - FAILED_PRECONDITION: the hook has been executed; trigger another one. Metadata: "hook_id". */
   ERROR_REASON_HOOK_COMPLETED = 134,
