@@ -294,9 +294,9 @@ async def _(on: Stage) -> Any:
 
 @case("FRAME_RATE")
 async def _(on: Stage) -> Any:
-    on.patch(servicer, "FRAMES_PER_SECOND", 1)
-    for _ in range(3):
-        await on.worker.say(*[pb.WorkerFrame(task_ack=pb.TaskAck())] * 20_000)
+    on.patch(servicer, "FRAMES_PER_SECOND", 0)
+    for _ in range(41):
+        await on.worker.say(*[pb.WorkerFrame(task_ack=pb.TaskAck())] * 1000)
     await on.worker.until_over()
     return of_stream(on.worker)
 
