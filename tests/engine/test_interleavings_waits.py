@@ -260,8 +260,8 @@ async def test_a_claim_that_is_repeated_gets_what_is_still_held_and_nothing_new(
     first = await claimed(engine, "r1")
     await engine.create("d")
     finished, released, kept = first
-    await engine.workers.commit(ANNA.session_id, finished.held, finished.frames(FINISH))
-    await engine.workers.commit(ANNA.session_id, released.held, released.frames(sleeps("nap"), SUSPEND))
+    await engine.workers.commit("default", ANNA.session_id, finished.held, finished.frames(FINISH))
+    await engine.workers.commit("default", ANNA.session_id, released.held, released.frames(sleeps("nap"), SUSPEND))
 
     again = await claimed(engine, "r1")
 
@@ -289,7 +289,7 @@ async def test_a_worker_without_a_stream_keeps_its_task_by_renewing_it(engine: E
     (mine,) = await claimed(engine)
 
     for _ in range(3):
-        (answer,) = await engine.workers.renew(ANNA.session_id, [mine.held])
+        (answer,) = await engine.workers.renew("default", ANNA.session_id, [mine.held])
         assert answer.verdict is Verdict.ACCEPTED
         await engine.pass_lease_time(29)
         assert await engine.sweep() == []
@@ -297,7 +297,7 @@ async def test_a_worker_without_a_stream_keeps_its_task_by_renewing_it(engine: E
 
     assert await engine.sweep() == [mine.held.task_id]
     with pytest.raises(LeaseLost):
-        await engine.workers.commit(ANNA.session_id, mine.held, mine.frames(FINISH))
+        await engine.workers.commit("default", ANNA.session_id, mine.held, mine.frames(FINISH))
 
 
 async def test_the_frames_of_one_commit_are_one_batch(engine: Engine) -> None:
@@ -307,7 +307,7 @@ async def test_the_frames_of_one_commit_are_one_batch(engine: Engine) -> None:
     (mine,) = await claimed(engine)
     await engine.pause()
 
-    news = await engine.workers.commit(ANNA.session_id, mine.held, mine.frames(done("a"), FINISH))
+    news = await engine.workers.commit("default", ANNA.session_id, mine.held, mine.frames(done("a"), FINISH))
 
     assert [answer.released for answer in news.answers] == [True, True]
     assert (await engine.get()).status is InstanceStatus.PAUSED
@@ -319,7 +319,7 @@ async def test_frames_of_another_session_do_not_count(engine: Engine) -> None:
     mine = await engine.begin(ANNA)
 
     with pytest.raises(LeaseLost):
-        await engine.workers.commit(BEN.session_id, mine.held, mine.frames(done("a")))
+        await engine.workers.commit("default", BEN.session_id, mine.held, mine.frames(done("a")))
 
     assert await engine.steps() == {}
 

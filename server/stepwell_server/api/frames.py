@@ -12,7 +12,7 @@ from stepwell_server.domain.errors import InvalidField, StepwellError
 from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.frames import DEFAULT_EVENT_TIMEOUT, Frame, FrameAnswer, Opening, RunNews
 from stepwell_server.domain.hooks import Hook
-from stepwell_server.domain.leases import Held
+from stepwell_server.domain.leases import Held, session_key
 from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.payloads import EMPTY_OBJECT, Payload
 from stepwell_server.domain.retry import StepPolicy
@@ -54,12 +54,12 @@ NUMBERED = frozenset({"step_done", "step_failed", "wait", "suspend", "finish", "
 # ---- from the worker
 
 
-def hello_from_pb(hello: workers_pb2.Hello) -> Hello:
-    """How a worker introduces itself."""
+def hello_from_pb(hello: workers_pb2.Hello, principal: str) -> Hello:
+    """How a worker of that principal introduces itself."""
     namespace = convert.namespace_from_pb(hello.namespace)
     return Hello(
         worker_id=hello.worker_id,
-        session_id=hello.session_id,
+        session_id=session_key(namespace, principal, hello.session_id),
         sdk=hello.sdk,
         protocol_version=hello.protocol_version,
         namespace=namespace,

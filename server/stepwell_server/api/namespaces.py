@@ -22,7 +22,9 @@ class NamespaceServicer(NamespaceServiceServicer):
         return pb.CreateNamespaceResponse(namespace=convert.namespace_to_pb(namespace))
 
     async def ListNamespaces(self, request: pb.ListNamespacesRequest, context: Context) -> pb.ListNamespacesResponse:
-        page = await self._namespaces.list(PageRequest(request.page_size, request.page_token), current.get().allows)
+        call = current.get()
+        wanted = PageRequest(request.page_size, request.page_token)
+        page = await self._namespaces.list(wanted, call.principal.name, call.allows)
         return pb.ListNamespacesResponse(
             namespaces=map(convert.namespace_to_pb, page.items), next_page_token=page.next_token
         )

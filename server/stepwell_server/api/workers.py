@@ -23,7 +23,7 @@ from stepwell_server.domain.errors import (
     StepwellError,
 )
 from stepwell_server.domain.frames import Frame, RunNews
-from stepwell_server.domain.leases import Held, LeaseTimes
+from stepwell_server.domain.leases import Held, LeaseTimes, session_key
 from stepwell_server.domain.pages import PageRequest
 from stepwell_server.domain.retry import StepPolicy
 from stepwell_server.domain.tasks import Verdict
@@ -71,8 +71,8 @@ class WorkerServicer(WorkerServiceServicer):
     ) -> None:
         call = current.get()
         first, rest = await _hello(request_iterator)
-        hello = frames.hello_from_pb(first)
-        call.permit(hello.namespace)
+        call.permit(convert.namespace_from_pb(first.namespace))
+        hello = frames.hello_from_pb(first, call.principal.name)
         reader = await self._reader(hello.namespace)
         connection, held = await self._workers.connect(hello)
         stream = _Stream(context, connection, self._workers, reader, self._terms)
@@ -85,12 +85,12 @@ class WorkerServicer(WorkerServiceServicer):
     async def RegisterHandlers(
         self, request: pb.RegisterHandlersRequest, context: Context
     ) -> pb.RegisterHandlersResponse:
-        hello = frames.hello_from_pb(request.hello)
+        hello = frames.hello_from_pb(request.hello, current.get().principal.name)
         number = await self._workers.register(hello)
         return pb.RegisterHandlersResponse(welcome=await self._welcome(hello.namespace, number, []))
 
     async def ClaimTasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
-        namespace = convert.namespace_from_pb(request.namespace)
+        namespace, session_id = _session(request)
         if request.max_tasks < 0:
             raise InvalidField("max_tasks must not be negative", field="max_tasks")
         wait = convert.duration_from_pb(request.wait)
@@ -99,14 +99,15 @@ class WorkerServicer(WorkerServiceServicer):
         only = frozenset(frames.handler_from_pb(namespace, one) for one in request.handlers)
         with waiting(wait):
             deliveries = await self._workers.claim(
-                namespace, request.session_id, request.max_tasks or 1, wait, only, request_of(request)
+                namespace, session_id, request.max_tasks or 1, wait, only, request_of(request)
             )
         pages, left_out = _first_pages(deliveries)
         await self._workers.give_back(left_out)
         return pb.ClaimTasksResponse(frames=pages)
 
     async def RenewTasks(self, request: pb.RenewTasksRequest, context: Context) -> pb.RenewTasksResponse:
-        answers = await self._workers.renew(request.session_id, [frames.held_from_pb(one) for one in request.tasks])
+        namespace, session_id = _session(request)
+        answers = await self._workers.renew(namespace, session_id, [frames.held_from_pb(one) for one in request.tasks])
         results = [
             pb.RenewTasksResult(
                 held=one.verdict is Verdict.ACCEPTED, stop=frames.stop_to_pb(one.stop), wake_again=one.wake_again
@@ -121,16 +122,17 @@ class WorkerServicer(WorkerServiceServicer):
         if not {*bodies} <= NUMBERED | {"task_ack", "need_state"}:
             raise InvalidField("only frames about a task can be committed", field="frames")
         answered: list[pb.ServerFrame] = []
-        reader = await self._reader(convert.namespace_from_pb(request.namespace))
+        namespace, session_id = _session(request)
+        reader = await self._reader(namespace)
         numbered = tuple([await reader.read(one) for one in request.frames if one.WhichOneof("body") in NUMBERED])
         if "task_ack" in bodies and not numbered:
-            await self._acknowledge(request.session_id, held)
+            await self._acknowledge(namespace, session_id, held)
         if numbered or "need_state" not in bodies:
-            news = await self._workers.commit(request.session_id, held, numbered)
+            news = await self._workers.commit(namespace, session_id, held, numbered)
             answered.extend(frames.news_to_pb(held, news))
         if "need_state" in bodies:
             offset = next(one.need_state.offset for one in request.frames if one.HasField("need_state"))
-            answered.append(next(frames.delivery_to_pb(await self._workers.state(request.session_id, held, offset))))
+            answered.append(next(frames.delivery_to_pb(await self._workers.state(session_id, held, offset))))
         return pb.CommitTaskResponse(frames=answered)
 
     async def ListWorkers(self, request: pb.ListWorkersRequest, context: Context) -> pb.ListWorkersResponse:
@@ -138,8 +140,8 @@ class WorkerServicer(WorkerServiceServicer):
         page = await self._workers.list(namespace, PageRequest(request.page_size, request.page_token))
         return pb.ListWorkersResponse(workers=map(frames.worker_to_pb, page.items), next_page_token=page.next_token)
 
-    async def _acknowledge(self, session_id: str, held: Held) -> None:
-        (answer,) = await self._workers.renew(session_id, [held])
+    async def _acknowledge(self, namespace: str, session_id: str, held: Held) -> None:
+        (answer,) = await self._workers.renew(namespace, session_id, [held])
         if answer.verdict is not Verdict.ACCEPTED:
             raise held.lost()
 
@@ -345,6 +347,12 @@ async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, 
         raise HelloRequired("a stream begins with hello")
     validate.check(first.frames[0])
     return first.frames[0].hello, list(first.frames[1:])
+
+
+def _session(request: pb.ClaimTasksRequest | pb.RenewTasksRequest | pb.CommitTaskRequest) -> tuple[str, str]:
+    """The namespace of a request, and what the session is known by that it is made for."""
+    namespace = convert.namespace_from_pb(request.namespace)
+    return namespace, session_key(namespace, current.get().principal.name, request.session_id)
 
 
 def _first_pages(deliveries: Sequence[Delivery]) -> tuple[list[pb.ServerFrame], list[Delivery]]:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import hashlib
+import re
 from dataclasses import dataclass
 
-from stepwell_server.domain.errors import LeaseLost
+from stepwell_server.domain.errors import InvalidSessionId, LeaseLost
 from stepwell_server.domain.times import SECOND, Micros
+
+_SESSION_ID = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +32,23 @@ class LeaseTimes:
         return min(self.lease // 2, self.ack_window * 3 // 4)
 
 
+def session_key(namespace: str, principal: str, session_id: str) -> str:
+    """What a session is known by inside of the server. What cannot be the id of one is refused.
+
+    It is another for every namespace and principal: an id that somebody else has chosen, or heard of, is the id of a
+    session of one's own. So no lease of a session can be reached by others, and none can find out that there is one.
+    """
+    if _SESSION_ID.fullmatch(session_id) is None:
+        raise InvalidSessionId("a session id is 32 hexadecimal digits", field="session_id")
+    return hashlib.sha256("\0".join((namespace, session_id, principal)).encode()).hexdigest()[:32]
+
+
 @dataclass(frozen=True, slots=True)
 class Owner:
     """Who holds work: a session, through one of its connections. A later connection supersedes an earlier one."""
 
     session_id: str
+    """Its `session_key`."""
     connection: int = 0
 
 

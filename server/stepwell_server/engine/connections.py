@@ -272,7 +272,8 @@ class Connection:
     async def report(self, held: Held, frames: tuple[Frame, ...]) -> None:
         """Commit frames about one task; the answers go out by themselves."""
         self._arrived.pop(held, None)
-        call = ReportFrames(held, self.owner.session_id, frames, sum(frame.size for frame in frames))
+        size = sum(frame.size for frame in frames)
+        call = ReportFrames(held, self.owner.session_id, frames, size, self.place.namespace)
         while sum(one.size for lane in self._lanes.values() for one in lane) > LANES_BYTES:
             # Until a lane is empty the stream is not read: the worker has to wait.
             await asyncio.wait(self._retries, return_when=asyncio.FIRST_COMPLETED)

@@ -45,7 +45,8 @@ class JobBook:
     rules: RunRules
     at: Stamp
     jobs: dict[int, Job] = field(default_factory=dict)
-    ended_fences: dict[int, int | None] = field(default_factory=dict)
+    ended_fences: dict[int, tuple[str, int | None]] = field(default_factory=dict)
+    """By hook: its namespace, and the lease under which it ended."""
     births: dict[HookKey, Triggered] = field(default_factory=dict)
     stored: dict[HookKey, HookBirth] = field(default_factory=dict)
     found_by_id: dict[HookKey, FoundHook] = field(default_factory=dict)
@@ -59,11 +60,12 @@ class JobBook:
         job.task = task
         return job
 
-    def ended_fence(self, task_id: int) -> int | None:
-        """The lease under which a job ended: by an earlier call of the group, or before. None: it has not."""
-        job = self.jobs.get(task_id)
-        ending = None if job is None else job.ending
-        return self.ended_fences.get(task_id) if ending is None else ending.fence
+    def ended_fence(self, task_id: int, namespace: str | None) -> int | None:
+        """The lease under which a job ended, of that namespace or of any. None: it has not."""
+        job, (place, fence) = self.jobs.get(task_id), self.ended_fences.get(task_id, ("", None))
+        if job is not None and job.ending is not None:
+            place, fence = job.task.handler.namespace, job.ending.fence
+        return fence if namespace in (None, place) else None
 
     def trigger(self, new: Triggered) -> None:
         """Store a hook, unless there is one of its id."""

@@ -18,7 +18,6 @@ from stepwell_server.storage import requests
 from stepwell_server.storage.database import READ, Database, Tx
 from stepwell_server.storage.paging import PageTokens
 
-_LIST = ["ListNamespaces"]
 _READ_AT_ONCE = 500
 
 
@@ -44,10 +43,11 @@ class Namespaces:
 
         return await self.db.run_tx(work)
 
-    async def list(self, page: PageRequest, is_shown: Callable[[str], bool]) -> Page[Namespace]:
-        """One page of the namespaces that the caller may see, by name."""
+    async def list(self, page: PageRequest, principal: str, is_shown: Callable[[str], bool]) -> Page[Namespace]:
+        """One page of the namespaces that are shown to the principal, by name."""
         limit = page.limit(self.limits.page_size)
-        after = self.tokens.decode(_LIST, page.token) if page.token else None
+        scope = ["ListNamespaces", principal]
+        after = self.tokens.decode(scope, page.token) if page.token else None
         shown: list[Namespace] = []
         while len(shown) <= limit:  # what is passed over must not be told by the position in a token
             found = await self.db.run_tx(partial(store.list_page, limit=_READ_AT_ONCE, after=after), READ)
@@ -56,7 +56,7 @@ class Namespaces:
                 break
             after = [found[-1].spec.name]
         items, more = shown[:limit], len(shown) > limit
-        return Page(items, self.tokens.encode(_LIST, [items[-1].spec.name]) if more else "")
+        return Page(items, self.tokens.encode(scope, [items[-1].spec.name]) if more else "")
 
     async def update(self, change: NamespaceSpec, mask: Sequence[str], request: Request) -> Namespace:
         """Take the masked fields of `change` over into the namespace of that name."""

@@ -218,6 +218,8 @@ class ReportFrames(HotCall):
     session_id: str
     frames: tuple[Frame, ...] = ()
     size_hint: int = 200
+    namespace: str | None = None
+    """Of the session: tasks of others are not there for it. None: the server itself asks."""
     connection: int | None = None
     """Of the session, for whoever would hear of it. None: any."""
     tell_all: bool = False
@@ -242,8 +244,8 @@ class ReportFrames(HotCall):
 
     def note_reads(self, reads: Reads, group: Group) -> None:
         """The steps in question, and the waits; or what became of the instance if the lease is lost."""
-        task = group.task(self.held.task_id)
-        if task is None or task.fence != self.held.fence:
+        task = self.task(group)
+        if task is None:
             reads.fates.add(self.held.task_id)
             return
         if task.handler.kind is not TaskKind.WORKFLOW:
@@ -262,8 +264,8 @@ class ReportFrames(HotCall):
 
     def decide(self, group: Group) -> RunNews:
         """Apply what is new, then end the waits that are over and the executions that take too long."""
-        task = group.task(self.held.task_id)
-        if task is None or task.fence != self.held.fence:
+        task = self.task(group)
+        if task is None:
             return self._lost(group)
         run = group.open(task)
         answers: list[FrameAnswer] = []
@@ -288,6 +290,13 @@ class ReportFrames(HotCall):
             group.put(run.task)
         return replace(news, stale=self.held.lost()) if lost else news
 
+    def task(self, group: Group) -> Task | None:
+        """The task, if its lease is the one in question, and not with another session or namespace."""
+        task = group.task(self.held.task_id)
+        if task is None or task.fence != self.held.fence or self.namespace not in (None, task.handler.namespace):
+            return None
+        return task if task.owner is None or task.owner.session_id == self.session_id else None
+
     def _tells_all(self, task: Task) -> bool:
         return (self.tell_all or (self.by_call and task.wake_again)) or any(
             frame.number <= task.frame_number
@@ -311,16 +320,17 @@ class ReportFrames(HotCall):
         return run.apply(frame, self.session_id)
 
     def is_mine(self, task: Task) -> bool:
-        """Whether its worker holds the task."""
-        if task.owner is None or task.owner.session_id != self.session_id:
+        """Whether its worker holds the task, which is one of `task`."""
+        if task.owner is None:
             return False
         has_moved = self.connection is not None and self.connection < task.owner.connection
         return not has_moved and judge(task, self.held) is Verdict.ACCEPTED
 
     def _lost(self, group: Group) -> RunNews:
         """The lease is gone: by this worker's own finish, which is then acknowledged again, or by somebody else."""
-        fate = group.runs.fate(self.held.task_id)
-        ended_fence = group.jobs.ended_fence(self.held.task_id) if fate is None else fate.ended_fence
+        task_id, namespace = self.held.task_id, self.namespace
+        fate = group.runs.fate(task_id, namespace)
+        ended_fence = group.jobs.ended_fence(task_id, namespace) if fate is None else fate.ended_fence
         if ended_fence == self.held.fence:
             ended = tuple(FrameAnswer(frame.number, Verdict.REPEATED, released=True) for frame in self.frames)
             return RunNews(ended)
@@ -351,7 +361,7 @@ class EndOvertime(HotCall):
 
     def decide(self, group: Group) -> Answer:
         """A job whose execution took too long is lost to its holder; a run is still held, and its step has failed."""
-        task = group.task(self.report.held.task_id)
+        task = self.report.task(group)
         if task is None or not self.report.is_mine(task):
             return Answer(Verdict.STALE)
         run = group.open(task)

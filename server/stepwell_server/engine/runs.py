@@ -128,12 +128,12 @@ class RunBook:
         run.task = task  # others may have changed it since
         return run
 
-    def fate(self, task_id: int) -> Fate | None:
-        """What became of an instance that has ended: by an earlier call of the group, or before."""
-        run = self.runs.get(task_id)
+    def fate(self, task_id: int, namespace: str | None = None) -> Fate | None:
+        """What became of an instance, of that namespace or of any: by an earlier call of the group, or before."""
+        run, fate = self.runs.get(task_id), self.fates.get(task_id)
         if run is not None and run.ending is not None:
-            return Fate(_end(run).status, 0, run.ending.fence)
-        return self.fates.get(task_id)
+            fate = Fate(run.task.handler.namespace, _end(run).status, 0, run.ending.fence)
+        return fate if fate is not None and namespace in (None, fate.namespace) else None
 
     # ---- change
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -13,7 +12,6 @@ import structlog
 from stepwell_server.domain.errors import (
     DuplicateHandler,
     InvalidField,
-    InvalidSessionId,
     InvalidWorkflowName,
     NamespaceNotFound,
     ProtocolUnsupported,
@@ -64,8 +62,6 @@ SHOWN_HANDLERS = 20_000
 
 log = structlog.get_logger()
 
-_SESSION_ID = re.compile(r"[0-9a-fA-F]{32}", re.ASCII)
-
 
 @dataclass(frozen=True, slots=True)
 class Hello:
@@ -73,6 +69,7 @@ class Hello:
 
     worker_id: str
     session_id: str
+    """Its `session_key`, here and in all calls below."""
     sdk: str
     protocol_version: int
     namespace: str
@@ -81,7 +78,6 @@ class Hello:
 
     def check(self) -> None:
         """Refuse what cannot be."""
-        check_session_id(self.session_id)
         lowest, highest = PROTOCOL
         if not lowest <= self.protocol_version <= highest:
             spoken = f"this server speaks versions {lowest} to {highest} of the protocol, not {self.protocol_version}"
@@ -277,13 +273,13 @@ class Workers:
                     async with self._waits.until(ends):
                         await bus.wait_until_due(seat.handlers.__contains__)
 
-    async def renew(self, session_id: str, held: Sequence[Held]) -> list[Answer]:
+    async def renew(self, namespace: str, session_id: str, held: Sequence[Held]) -> list[Answer]:
         """Extend leases of a session without a stream. That is also its chance to learn what is over by itself."""
-        check_session_id(session_id)
+        await self._spine.registry.limits_of(namespace)
         session = await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
         owner = Owner(session_id, 0 if session is None else session.connection)
         times = self._spine.committer.rules.times
-        sender = _sender_of(session, session_id)
+        sender = Sender(namespace, session_id)
         submit = self._spine.committer.submit
 
         async def kept(one: Held) -> Answer:
@@ -295,12 +291,12 @@ class Workers:
 
         return list(await asyncio.gather(*map(kept, held)))
 
-    async def commit(self, session_id: str, held: Held, frames: tuple[Frame, ...]) -> RunNews:
+    async def commit(self, namespace: str, session_id: str, held: Held, frames: tuple[Frame, ...]) -> RunNews:
         """Apply frames about one task."""
-        check_session_id(session_id)
-        session = await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
-        report = ReportFrames(held, session_id, frames, sum(frame.size for frame in frames), by_call=True)
-        news: RunNews = await self._spine.committer.submit(report, _sender_of(session, session_id))
+        await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
+        size = sum(frame.size for frame in frames)
+        report = ReportFrames(held, session_id, frames, size, namespace, by_call=True)
+        news: RunNews = await self._spine.committer.submit(report, Sender(namespace, session_id))
         if news.stale is not None and not news.answers:
             raise news.stale
         return news
@@ -335,7 +331,6 @@ class Workers:
         return replace(delivery, steps=delivery.steps[max(0, offset) :])
 
     async def _caller(self, namespace: str, session_id: str) -> Session:
-        check_session_id(session_id)
         await self._spine.registry.limits_of(namespace)
         session = await self._spine.db.run_tx(lambda tx: _touch(tx, session_id))
         if session is None or session.namespace != namespace:
@@ -385,12 +380,6 @@ def _dropped(task: Task, now: Micros) -> Task:
     return task.lapsed(now) if task.acked else task.given_back()
 
 
-def check_session_id(session_id: str) -> None:
-    """Refuse what cannot be the id of a session."""
-    if _SESSION_ID.fullmatch(session_id) is None:
-        raise InvalidSessionId("a session id is 32 hexadecimal digits", field="session_id")
-
-
 def _check_registration(one: Registration) -> None:
     if one.handler.kind is TaskKind.HOOK:
         check_hook_name(one.handler.name)
@@ -415,10 +404,6 @@ def _touch(tx: Tx, session_id: str) -> Session | None:
     if session is not None and not session.replica_id:
         sessions.confirm(tx, [Owner(session_id, session.connection)])
     return session
-
-
-def _sender_of(session: Session | None, session_id: str) -> Sender:
-    return Sender("" if session is None else session.namespace, session_id)
 
 
 def _recall(tx: Tx, key: RequestKey) -> list[Task] | None:

@@ -173,10 +173,10 @@ def lock(tx: Tx, key: HookKey) -> tuple[Hook, Task | None] | None:
     return hook, task
 
 
-def ended_fences(tx: Tx, ids: Iterable[int]) -> dict[int, int | None]:
-    """Under which lease these hooks ended, of those that have."""
-    wanted = dialect.as_rows({"id": one} for one in ids)
-    return {row.id: row.ended_fence for row in tx.execute(_fences_sql(dialect.product(tx)), {"wanted": wanted})}
+def ended_fences(tx: Tx, ids: Iterable[int]) -> dict[int, tuple[str, int | None]]:
+    """Of which namespace these hooks are, and under which lease they ended; of those that have."""
+    found = tx.execute(_fences_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
+    return {row.id: (row.namespace, row.ended_fence) for row in found}
 
 
 @cache
@@ -184,7 +184,7 @@ def _fences_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", id=BigInteger())
     ended = hooks.c.status != JobStatus.OPEN
     return (
-        select(hooks.c.id, hooks.c.ended_fence)
+        select(hooks.c.id, hooks.c.namespace, hooks.c.ended_fence)
         .where(ended, hooks.c.id == wanted.c.id)
         .select_from(hooks.join(wanted, true()))
     )

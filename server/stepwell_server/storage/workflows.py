@@ -87,6 +87,7 @@ class Started:
 class Fate:
     """What became of an instance, for whoever still reports about an old lease of it."""
 
+    namespace: str
     status: InstanceStatus
     first_fence: int
     ended_fence: int | None
@@ -310,13 +311,13 @@ def lock(tx: Tx, key: InstanceKey) -> tuple[Instance, Task | None] | None:
 def fates(tx: Tx, ids: Iterable[int]) -> dict[int, Fate]:
     """What became of these instances."""
     found = tx.execute(_fates_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
-    return {row.id: Fate(InstanceStatus(row.status), row.first_fence, row.ended_fence) for row in found}
+    return {row.id: Fate(row.namespace, InstanceStatus(row.status), row.first_fence, row.ended_fence) for row in found}
 
 
 @cache
 def _fates_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", id=BigInteger())
-    columns = [workflow_instances.c[name] for name in ("id", "status", "first_fence", "ended_fence")]
+    columns = [workflow_instances.c[name] for name in ("id", "namespace", "status", "first_fence", "ended_fence")]
     return (
         select(*columns)
         .where(workflow_instances.c.id == wanted.c.id)
