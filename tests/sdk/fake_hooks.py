@@ -62,7 +62,7 @@ class FakeHooks(HookServiceServicer):
     async def PutHookTarget(self, request: pb.PutHookTargetRequest, context: Any) -> pb.PutHookTargetResponse:  # noqa: N802
         self.calls.append(request)
         target = pb.HookTarget(name=request.name, url=request.url)
-        return pb.PutHookTargetResponse(target=target, secrets=request.secrets or ["whsec_made-up"])
+        return pb.PutHookTargetResponse(target=target, secrets=[] if request.secrets else ["whsec_made-up"])
 
     async def ListHookTargets(self, request: pb.ListHookTargetsRequest, context: Any) -> pb.ListHookTargetsResponse:  # noqa: N802
         page = int(request.page_token or 0)

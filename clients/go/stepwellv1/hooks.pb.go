@@ -923,12 +923,13 @@ func (x *PutHookTargetRequest) GetRequestId() string {
 	return ""
 }
 
-// PutHookTargetResponse is the target, this once with its secrets.
+// PutHookTargetResponse is the target, with the secret that was made for it.
 type PutHookTargetResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The target.
 	Target *HookTarget `protobuf:"bytes,1,opt,name=target,proto3" json:"target,omitempty"`
-	// Its secrets, for the receiver to verify with.
+	// The secret that this request has made, for the receiver to verify with. It is told here, and to a repetition of the request while
+	// the target has it, and never again. Empty if secrets were given, or kept.
 	Secrets       []string `protobuf:"bytes,2,rep,name=secrets,proto3" json:"secrets,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

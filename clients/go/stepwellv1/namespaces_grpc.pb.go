@@ -36,7 +36,7 @@ type NamespaceServiceClient interface {
 	// CreateNamespace adds a namespace that can be used at once, on every replica.
 	// Errors: INVALID_NAMESPACE, NAMESPACE_ALREADY_EXISTS, INVALID_FIELD. Idempotent with request_id.
 	CreateNamespace(ctx context.Context, in *CreateNamespaceRequest, opts ...grpc.CallOption) (*CreateNamespaceResponse, error)
-	// ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
+	// ListNamespaces pages through the namespaces that the caller may read, by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
 	ListNamespaces(ctx context.Context, in *ListNamespacesRequest, opts ...grpc.CallOption) (*ListNamespacesResponse, error)
 	// UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
 	// Errors: NAMESPACE_NOT_FOUND, UPDATE_MASK_INVALID, INVALID_FIELD. Idempotent with request_id.
@@ -91,7 +91,7 @@ type NamespaceServiceServer interface {
 	// CreateNamespace adds a namespace that can be used at once, on every replica.
 	// Errors: INVALID_NAMESPACE, NAMESPACE_ALREADY_EXISTS, INVALID_FIELD. Idempotent with request_id.
 	CreateNamespace(context.Context, *CreateNamespaceRequest) (*CreateNamespaceResponse, error)
-	// ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
+	// ListNamespaces pages through the namespaces that the caller may read, by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
 	ListNamespaces(context.Context, *ListNamespacesRequest) (*ListNamespacesResponse, error)
 	// UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
 	// Errors: NAMESPACE_NOT_FOUND, UPDATE_MASK_INVALID, INVALID_FIELD. Idempotent with request_id.

@@ -1663,7 +1663,8 @@ type Hello struct {
 	// Name for people, such as a host name with a process id. At most 128 characters.
 	WorkerId string `protobuf:"bytes,1,opt,name=worker_id,json=workerId,proto3" json:"worker_id,omitempty"`
 	// 128 random bits, new for every process, as 32 hexadecimal digits (INVALID_SESSION_ID). It is the key to what the worker
-	// holds: keep it secret.
+	// holds: keep it secret. A session belongs to its namespace and to the caller that began it: the same id elsewhere, or said by
+	// another caller, is another session.
 	SessionId string `protobuf:"bytes,2,opt,name=session_id,json=sessionId,proto3" json:"session_id,omitempty"`
 	// SDK and its version, such as "stepwell-python/0.1.0". At most 128 characters.
 	Sdk string `protobuf:"bytes,3,opt,name=sdk,proto3" json:"sdk,omitempty"`

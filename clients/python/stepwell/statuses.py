@@ -172,7 +172,7 @@ class HookState:
 class HookTarget:
     """A webhook that hooks of a name go to. `disabled`: its receiver answered 410, and it waits to be put again.
 
-    `secrets` are told once, to whoever puts it.
+    `secrets` has one that was made for it, told once, to whoever puts it.
     """
 
     name: str

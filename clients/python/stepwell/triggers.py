@@ -99,7 +99,7 @@ class Hook(Generic[P]):
     async def put_target(self, url: str, *, secrets: Iterable[str] = ()) -> HookTarget:
         """Send hooks of this name to an https URL from now on; also enables a target again.
 
-        Without `secrets` to sign with, it keeps those it has, or gets a new one. The answer holds them.
+        Without `secrets` to sign with, it keeps those it has, or gets a new one, which the answer holds, once.
         """
         request = pb.PutHookTargetRequest(namespace=self.client.namespace, name=self.name, url=url, secrets=secrets)
         calling = self.client.hook_stub.PutHookTarget(identified(request), timeout=self.client.timeout)

@@ -62,9 +62,9 @@ class HookServicer(HookServiceServicer):
 
     async def PutHookTarget(self, request: pb.PutHookTargetRequest, context: Context) -> pb.PutHookTargetResponse:
         namespace = convert.namespace_from_pb(request.namespace)
-        target = await self._targets.put(namespace, request.name, request.url, request.secrets, request_of(request))
-        secrets = [one.text for one in target.secrets]
-        return pb.PutHookTargetResponse(target=_target_to_pb(target), secrets=secrets)
+        asked = request_of(request)
+        target, made = await self._targets.put(namespace, request.name, request.url, request.secrets, asked)
+        return pb.PutHookTargetResponse(target=_target_to_pb(target), secrets=[one.text for one in made])
 
     async def ListHookTargets(self, request: pb.ListHookTargetsRequest, context: Context) -> pb.ListHookTargetsResponse:
         namespace = convert.namespace_from_pb(request.namespace)

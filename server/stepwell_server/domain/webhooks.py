@@ -73,6 +73,11 @@ class Secret:
         """The form in which people pass it on."""
         return SECRET_PREFIX + b64encode(self.key).decode()
 
+    @property
+    def fingerprint(self) -> str:
+        """What tells it from others, and does not tell it."""
+        return hashlib.sha256(self.key).hexdigest()
+
 
 @dataclass(frozen=True, slots=True)
 class Target:

@@ -9,7 +9,7 @@ from stepwell_server.domain.errors import HookTargetNotFound, WebhooksDisabled
 from stepwell_server.domain.hooks import check_hook_name
 from stepwell_server.domain.pages import Page, PageRequest
 from stepwell_server.domain.tasks import Handler
-from stepwell_server.domain.webhooks import AllowList, Target, check_secrets, check_url
+from stepwell_server.domain.webhooks import AllowList, Secret, Target, check_secrets, check_url
 from stepwell_server.engine.deliveries import new_secret
 from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.requests import Request
@@ -32,29 +32,37 @@ class Targets:
     on_change: Callable[[], None] | None
     """Tells whoever delivers to them. None: nobody does, in this server."""
 
-    async def put(self, namespace: str, name: str, url: str, secrets: Sequence[str], request: Request) -> Target:
-        """Send the hooks of a name to a webhook, with the secrets given, kept or new, in this order of preference."""
+    async def put(
+        self, namespace: str, name: str, url: str, secrets: Sequence[str], request: Request
+    ) -> tuple[Target, Sequence[Secret]]:
+        """Send the hooks of a name to a webhook, with the secrets given, kept or new, in this order of preference.
+
+        Returns the target, and those of its secrets that this very request has made: they are shown to nobody else.
+        """
         if self.on_change is None:
             raise WebhooksDisabled("this server delivers no webhooks: start it with --webhooks")
         check_hook_name(name)
         check_url(url, self.allowed)
         given, fresh = check_secrets(secrets), new_secret()
 
-        def work(tx: Tx) -> None:
+        def work(tx: Tx) -> str:
             known = store.get(tx, namespace, name)
-            store.put(tx, namespace, name, url, given or (known.secrets if known else (fresh,)))
+            chosen = given or (known.secrets if known else (fresh,))
+            store.put(tx, namespace, name, url, chosen)
+            return fresh.fingerprint if fresh in chosen else ""
 
-        target = await self._change(namespace, name, request, work)
+        target, made = await self._change(namespace, name, request, work)
         if target is None:  # this is a repetition, and somebody has deleted it meanwhile
             raise _not_found(name)
-        return target
+        return target, [one for one in target.secrets if one.fingerprint == made]
 
     async def delete(self, namespace: str, name: str, request: Request) -> None:
         """Remove a target. Its hooks wait for a worker or another target."""
 
-        def work(tx: Tx) -> None:
+        def work(tx: Tx) -> str:
             if not store.remove(tx, namespace, name):
                 raise _not_found(name)
+            return ""
 
         await self._change(namespace, name, request, work)
 
@@ -68,22 +76,24 @@ class Targets:
         shown = found[:limit]
         return Page(shown, self.tokens.encode(scope, [shown[-1].name]) if len(found) > limit else "")
 
-    async def _change(self, namespace: str, name: str, request: Request, work: Callable[[Tx], object]) -> Target | None:
-        """Change a target, once per request id, and tell everybody. Returns it as it is then."""
+    async def _change(
+        self, namespace: str, name: str, request: Request, work: Callable[[Tx], str]
+    ) -> tuple[Target | None, str]:
+        """Change a target, once per request id, and tell everybody. Returns it as it is then, and what the work did."""
         key = request.key(namespace)
         await self.spine.registry.limits_of(namespace)
 
         mark = self.spine.bus.mark()
 
-        def whole(tx: Tx) -> tuple[Target | None, Committed]:
-            requests.once(tx, key, lambda: work(tx), dump=lambda _: None, load=lambda _: None)
-            return store.get(tx, namespace, name), changed(tx, store.handler_of(namespace, name), mark)
+        def whole(tx: Tx) -> tuple[Target | None, str, Committed]:
+            done = requests.once(tx, key, lambda: work(tx), dump=str, load=str)
+            return store.get(tx, namespace, name), done, changed(tx, store.handler_of(namespace, name), mark)
 
-        target, committed = await self.spine.db.run_tx(whole)
+        target, done, committed = await self.spine.db.run_tx(whole)
         self.spine.announce(committed)
         if self.on_change is not None:
             self.on_change()
-        return target
+        return target, done
 
 
 def changed(tx: Tx, handler: Handler, mark: int) -> Committed:

@@ -30,7 +30,7 @@ def put(
     ] = [],  # noqa: B006 - typer copies it
     as_json: options.AsJson = False,
 ) -> None:
-    """Send hooks of a name to a webhook from now on, or enable it again. Shows the secrets, this once."""
+    """Send hooks of a name to a webhook from now on, or enable it again. A secret that is made is shown, this once."""
     request = pb.PutHookTargetRequest(
         namespace=target.namespace, name=name, url=url, secrets=secret, request_id=uuid4().hex
     )
@@ -42,7 +42,8 @@ def put(
     if as_json:
         printing.print_json(answer)
         return
-    printing.print_line(f"{answer.target.name} goes to {answer.target.url}, signed with")
+    told = ", signed with a new secret:" if answer.secrets else ""
+    printing.print_line(f"{answer.target.name} goes to {answer.target.url}{told}")
     for one in answer.secrets:
         printing.print_line(one)
 

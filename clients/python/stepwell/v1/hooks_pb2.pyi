@@ -495,7 +495,7 @@ Global___PutHookTargetRequest: _TypeAlias = PutHookTargetRequest  # noqa: Y015
 
 @_typing.final
 class PutHookTargetResponse(_message.Message):
-    """PutHookTargetResponse is the target, this once with its secrets."""
+    """PutHookTargetResponse is the target, with the secret that was made for it."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -507,7 +507,9 @@ class PutHookTargetResponse(_message.Message):
 
     @_builtins.property
     def secrets(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
-        """Its secrets, for the receiver to verify with."""
+        """The secret that this request has made, for the receiver to verify with. It is told here, and to a repetition of the request while
+        the target has it, and never again. Empty if secrets were given, or kept.
+        """
 
     def __init__(
         self,

@@ -67,7 +67,7 @@ class NamespaceServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListNamespaces(self, request, context):
-        """ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
+        """ListNamespaces pages through the namespaces that the caller may read, by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

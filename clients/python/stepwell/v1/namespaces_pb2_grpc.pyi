@@ -40,7 +40,7 @@ class NamespaceServiceStub:
     Errors: INVALID_NAMESPACE, NAMESPACE_ALREADY_EXISTS, INVALID_FIELD. Idempotent with request_id.
     """
     ListNamespaces: _grpc.UnaryUnaryMultiCallable[_namespaces_pb2.ListNamespacesRequest, _namespaces_pb2.ListNamespacesResponse]
-    """ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent."""
+    """ListNamespaces pages through the namespaces that the caller may read, by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent."""
     UpdateNamespace: _grpc.UnaryUnaryMultiCallable[_namespaces_pb2.UpdateNamespaceRequest, _namespaces_pb2.UpdateNamespaceResponse]
     """UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
     Errors: NAMESPACE_NOT_FOUND, UPDATE_MASK_INVALID, INVALID_FIELD. Idempotent with request_id.
@@ -58,7 +58,7 @@ class NamespaceServiceAsyncStub(NamespaceServiceStub):
     Errors: INVALID_NAMESPACE, NAMESPACE_ALREADY_EXISTS, INVALID_FIELD. Idempotent with request_id.
     """
     ListNamespaces: _aio.UnaryUnaryMultiCallable[_namespaces_pb2.ListNamespacesRequest, _namespaces_pb2.ListNamespacesResponse]  # type: ignore[assignment]
-    """ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent."""
+    """ListNamespaces pages through the namespaces that the caller may read, by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent."""
     UpdateNamespace: _aio.UnaryUnaryMultiCallable[_namespaces_pb2.UpdateNamespaceRequest, _namespaces_pb2.UpdateNamespaceResponse]  # type: ignore[assignment]
     """UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
     Errors: NAMESPACE_NOT_FOUND, UPDATE_MASK_INVALID, INVALID_FIELD. Idempotent with request_id.
@@ -85,7 +85,7 @@ class NamespaceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _namespaces_pb2.ListNamespacesRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_namespaces_pb2.ListNamespacesResponse, _abc.Awaitable[_namespaces_pb2.ListNamespacesResponse]]:
-        """ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent."""
+        """ListNamespaces pages through the namespaces that the caller may read, by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent."""
 
     @_abc_1.abstractmethod
     def UpdateNamespace(

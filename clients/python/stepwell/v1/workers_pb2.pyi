@@ -805,7 +805,8 @@ class Hello(_message.Message):
     """Name for people, such as a host name with a process id. At most 128 characters."""
     session_id: _builtins.str
     """128 random bits, new for every process, as 32 hexadecimal digits (INVALID_SESSION_ID). It is the key to what the worker
-    holds: keep it secret.
+    holds: keep it secret. A session belongs to its namespace and to the caller that began it: the same id elsewhere, or said by
+    another caller, is another session.
     """
     sdk: _builtins.str
     """SDK and its version, such as "stepwell-python/0.1.0". At most 128 characters."""

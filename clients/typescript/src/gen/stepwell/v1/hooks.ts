@@ -246,13 +246,16 @@ export interface PutHookTargetRequest {
   requestId: string;
 }
 
-/** PutHookTargetResponse is the target, this once with its secrets. */
+/** PutHookTargetResponse is the target, with the secret that was made for it. */
 export interface PutHookTargetResponse {
   /** The target. */
   target?:
     | HookTarget
     | undefined;
-  /** Its secrets, for the receiver to verify with. */
+  /**
+   * The secret that this request has made, for the receiver to verify with. It is told here, and to a repetition of the request while
+   * the target has it, and never again. Empty if secrets were given, or kept.
+   */
   secrets: string[];
 }
 

@@ -1192,7 +1192,7 @@ export const NamespaceServiceService = {
       Buffer.from(CreateNamespaceResponse.encode(value).finish()),
     responseDeserialize: (value: Buffer): CreateNamespaceResponse => CreateNamespaceResponse.decode(value),
   },
-  /** ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent. */
+  /** ListNamespaces pages through the namespaces that the caller may read, by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent. */
   listNamespaces: {
     path: "/stepwell.v1.NamespaceService/ListNamespaces" as const,
     requestStream: false as const,
@@ -1227,7 +1227,7 @@ export interface NamespaceServiceServer extends UntypedServiceImplementation {
    * Errors: INVALID_NAMESPACE, NAMESPACE_ALREADY_EXISTS, INVALID_FIELD. Idempotent with request_id.
    */
   createNamespace: handleUnaryCall<CreateNamespaceRequest, CreateNamespaceResponse>;
-  /** ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent. */
+  /** ListNamespaces pages through the namespaces that the caller may read, by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent. */
   listNamespaces: handleUnaryCall<ListNamespacesRequest, ListNamespacesResponse>;
   /**
    * UpdateNamespace changes the fields that the mask names and leaves the others alone. Other replicas follow within 5 seconds.
@@ -1256,7 +1256,7 @@ export interface NamespaceServiceClient extends Client {
     options: Partial<CallOptions>,
     callback: (error: ServiceError | null, response: CreateNamespaceResponse) => void,
   ): ClientUnaryCall;
-  /** ListNamespaces pages through all namespaces by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent. */
+  /** ListNamespaces pages through the namespaces that the caller may read, by name. Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent. */
   listNamespaces(
     request: ListNamespacesRequest,
     callback: (error: ServiceError | null, response: ListNamespacesResponse) => void,

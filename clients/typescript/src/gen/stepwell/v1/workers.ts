@@ -461,7 +461,8 @@ export interface Hello {
   workerId: string;
   /**
    * 128 random bits, new for every process, as 32 hexadecimal digits (INVALID_SESSION_ID). It is the key to what the worker
-   * holds: keep it secret.
+   * holds: keep it secret. A session belongs to its namespace and to the caller that began it: the same id elsewhere, or said by
+   * another caller, is another session.
    */
   sessionId: string;
   /** SDK and its version, such as "stepwell-python/0.1.0". At most 128 characters. */
