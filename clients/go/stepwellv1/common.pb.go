@@ -2,6 +2,9 @@
 //
 // Conventions that hold in every file of this package, so that they are not repeated per field:
 //
+// - The caller's credential is the metadata "authorization: Bearer TOKEN", sent with every call and stream. What the token is,
+//   the operator's policy knows. A stream is asked for it again: UNAUTHENTICATED ends it.
+// - A "character" of a limit is a Unicode code point: neither a byte nor a UTF-16 unit.
 // - Names, ids and types are ASCII. No string may contain the NUL character (INVALID_ARGUMENT, MALFORMED_REQUEST).
 // - An instant ends in "_at" and is by the database's clock, in microseconds; finer digits are cut off.
 // - A duration is never negative; finer digits than microseconds are cut off. Out of range: DURATION_OUT_OF_RANGE.
@@ -98,7 +101,9 @@ func (Backoff) EnumDescriptor() ([]byte, []int) {
 // say otherwise (GetServerInfo); larger is INVALID_ARGUMENT, PAYLOAD_TOO_LARGE.
 type Payload struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// The data. Unset means "no data", which is not the same as the JSON text "null".
+	// The data. Unset means "no data", which is not the same as the JSON text "null"; a field whose Payload has no body is as good as
+	// unset. Where a language has one word for both (None, nil, null), a function that returns it returns no data, and both are
+	// read as it; where it has two (undefined and null), they are kept apart.
 	//
 	// Types that are valid to be assigned to Body:
 	//
@@ -203,11 +208,13 @@ type RetryPolicy struct {
 	//	*RetryPolicy_MaxAttempts
 	//	*RetryPolicy_Unlimited
 	Attempts isRetryPolicy_Attempts `protobuf_oneof:"attempts"`
-	// Wait before the second execution. Unset: the default of the thing that is retried. At most 365 days.
+	// Wait before the second execution. Unset: the default of the thing that is retried, or "max_delay" if that is shorter. At
+	// most 365 days.
 	Delay *durationpb.Duration `protobuf:"bytes,3,opt,name=delay,proto3" json:"delay,omitempty"`
 	// How the wait grows from one execution to the next. Default BACKOFF_EXPONENTIAL.
 	Backoff Backoff `protobuf:"varint,4,opt,name=backoff,proto3,enum=stepwell.v1.Backoff" json:"backoff,omitempty"`
-	// The wait never exceeds this. Unset: 365 days. Must not be shorter than "delay".
+	// The wait never exceeds this. Unset: the default of the thing that is retried, or "delay" if that is longer. Must not be
+	// shorter than a "delay" that is set.
 	MaxDelay      *durationpb.Duration `protobuf:"bytes,5,opt,name=max_delay,json=maxDelay,proto3" json:"max_delay,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -308,16 +315,25 @@ func (*RetryPolicy_MaxAttempts) isRetryPolicy_Attempts() {}
 func (*RetryPolicy_Unlimited) isRetryPolicy_Attempts() {}
 
 // Failure is what went wrong in user code, in a shape that every language can show and match on.
+//
+// Some names are the same on the wire in every language, whatever its class is called:
+//   - of steps: StepTimeoutError (an execution took too long), StepMaxAttemptsExceeded (executions began as often as they may, and
+//     none reported an end), StepResultInvalid (the result cannot be stored), WaitForEventTimeoutError (no event came in time),
+//     CancelledError (whoever called the step withdrew from it);
+//   - of hooks: JobTimeoutError, JobMaxAttemptsExceeded, WorkerLost (the holder was lost during the execution),
+//     HOOK_HANDLER_NOT_FOUND, WEBHOOK_FAILED, SSRF_BLOCKED;
+//   - of runs, where the code misuses steps: DuplicateStepKey, StepTypeMismatch, MaxStepsExceeded, InvalidStepName; and the name of a
+//     reason, where a frame was refused;
+//   - of user code that says that trying again is pointless: NonRetryableError, or a name of its own.
 type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Class or kind of the error, such as "ValueError" or "StepMaxAttemptsExceeded". At most 256 characters; a
-	// longer one is cut.
+	// Class or kind of the error, such as "ValueError". At most 256 characters; a longer one is cut. Empty: "UNKNOWN_ERROR".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it said. At most 4 KiB; a longer one is cut.
+	// What it said. At most 4,096 characters; a longer one is cut.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// True if the handler said that trying again is pointless (NonRetryableError).
 	NonRetryable bool `protobuf:"varint,3,opt,name=non_retryable,json=nonRetryable,proto3" json:"non_retryable,omitempty"`
-	// Stack trace or other help for people. At most 16 KiB; a longer one is cut.
+	// Stack trace or other help for people. At most 16,384 characters; a longer one is cut.
 	Details       string `protobuf:"bytes,4,opt,name=details,proto3" json:"details,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

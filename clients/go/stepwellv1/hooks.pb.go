@@ -154,7 +154,7 @@ type TriggerHooksItem struct {
 	// Id of the hook, unique in its namespace: 1 to 100 letters, digits, "-" or "_", not beginning with "-" (INVALID_HOOK_ID).
 	// One that exists: HOOK_ID_ALREADY_EXISTS, whatever became of it. Empty: the server makes a random one.
 	HookId string `protobuf:"bytes,2,opt,name=hook_id,json=hookId,proto3" json:"hook_id,omitempty"`
-	// What the handler gets. Unset: the empty JSON object.
+	// What the handler gets. Unset, or without a body: the empty JSON object.
 	Payload *Payload `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`
 	// The first attempt is not made before this instant. Unset, or in the past: at once. Retries go by the policy.
 	ProcessAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=process_at,json=processAt,proto3" json:"process_at,omitempty"`

@@ -431,7 +431,7 @@ func (x *DatabaseInfo) GetSchemaVersion() string {
 }
 
 // Limits are what the server accepts, the same on every replica if operators configure them so. SDKs check against
-// them before they send.
+// them before they send, or split by the "limit" of a BATCH_TOO_LARGE.
 type Limits struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Largest message in either direction, in bytes.
@@ -444,7 +444,7 @@ type Limits struct {
 	MaxBatchItems int32 `protobuf:"varint,4,opt,name=max_batch_items,json=maxBatchItems,proto3" json:"max_batch_items,omitempty"`
 	// Most steps of one run, sleeps not counted.
 	MaxStepsPerRun int32 `protobuf:"varint,5,opt,name=max_steps_per_run,json=maxStepsPerRun,proto3" json:"max_steps_per_run,omitempty"`
-	// Most undelivered events of one instance.
+	// Most undelivered events of one instance; one that a step waits for is taken besides.
 	MaxPendingEvents int32 `protobuf:"varint,6,opt,name=max_pending_events,json=maxPendingEvents,proto3" json:"max_pending_events,omitempty"`
 	// Largest page of a list; larger requests are treated as this.
 	MaxPageSize int32 `protobuf:"varint,7,opt,name=max_page_size,json=maxPageSize,proto3" json:"max_page_size,omitempty"`

@@ -151,9 +151,12 @@ const (
 	Stop_STOP_UNSPECIFIED Stop = 0
 	// Go on.
 	Stop_STOP_NONE Stop = 1
-	// The run pauses here: begin no further body, drop the run.
+	// The run is to pause: begin no further body. Bodies that execute go on and are reported, and the lease is held, until an Ack
+	// says "released". A run whose bodies have all ended and that waits to begin others is given up by Suspend with "yields". That a
+	// pause was withdrawn is not told: with each Heartbeat a worker that waits like this, with nothing unanswered, names the bodies
+	// again (BeginSteps), and the Ack says whether they may begin.
 	Stop_STOP_PAUSE Stop = 2
-	// The run is over: stop executing, drop the run.
+	// The run is over: to be treated like Stale. No server sends it yet.
 	Stop_STOP_CANCEL Stop = 3
 )
 
@@ -1104,6 +1107,7 @@ type WorkerFrame struct {
 	Number int64 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
 	// Step bodies that begin once this frame is durable. If the worker is lost, an attempt is charged to exactly the
 	// bodies that are open: named here, and not closed by a StepDone or StepFailed. At most 10,000 (INVALID_FIELD).
+	// Ignored beside Suspend and Finish, which close all bodies without charging them.
 	Opens []*OpenStep `protobuf:"bytes,4,rep,name=opens,proto3" json:"opens,omitempty"`
 	// What it says. Unset, or unknown to the server: ignored.
 	//
@@ -1632,8 +1636,8 @@ type ServerFrame_Heartbeat struct {
 type ServerFrame_Refused struct {
 	// The numbered frame was refused and changed nothing; its number is used up, and the frames after it count as if
 	// it had not been sent. Sent again, it is refused again if it cannot be read, and acknowledged if it was refused for what the run
-	// was then: check before sending. The task is still held. A number that leaves a gap is refused and not used up. For a frame without a number:
-	// Credit, answered with number 0.
+	// was then: check before sending. The task is still held; "Refusals" above says what the worker does. A number that leaves a gap
+	// is refused and not used up. Of the frames without a number, Credit can be refused, with number 0.
 	Refused *ItemError `protobuf:"bytes,19,opt,name=refused,proto3,oneof"`
 }
 
@@ -2070,7 +2074,8 @@ func (x *HeldTask) GetFence() int64 {
 // uses one up; a Task that answers NeedState does not. A new stream begins with none.
 type Credit struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Tasks to add. Zero or negative is INVALID_FIELD; what exceeds Welcome.max_credit in all is dropped.
+	// Tasks to add. Zero or negative is INVALID_FIELD; what exceeds Welcome.max_credit in all is dropped. A worker grants
+	// min(its room, max_credit) minus what it holds after Welcome, then one for each task that it has given up or ended.
 	Tasks         int32 `protobuf:"varint,2,opt,name=tasks,proto3" json:"tasks,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2160,8 +2165,10 @@ type OpenStep struct {
 	Attempt int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Policy of the step. Stored with the step's first execution; later ones are ignored.
 	Policy *StepPolicy `protobuf:"bytes,3,opt,name=policy,proto3" json:"policy,omitempty"`
-	// True: the body is executing already. The first bodies after a Task begin before any frame can name them; the first
-	// numbered frame names those that are still executing. A run that is to pause waits for these, and begins no others.
+	// True: the body is executing already. The first bodies after a Task may begin before any frame names them, unless the clock is
+	// virtual or there is no stream. Those that still execute are named by the first numbered frame, or by BeginSteps once a quarter
+	// of heartbeat_interval has passed, or before Goodbye, whichever comes first. A run that is to pause waits for these, and
+	// begins no others.
 	Begun         bool `protobuf:"varint,4,opt,name=begun,proto3" json:"begun,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2281,10 +2288,12 @@ func (x *StepPolicy) GetTimeout() *durationpb.Duration {
 }
 
 // StepDone stores what a step's body returned. Refusals: PAYLOAD_TOO_LARGE, PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON,
-// STEP_TYPE_MISMATCH, MAX_STEPS_EXCEEDED, INVALID_STEP_NAME.
+// STEP_TYPE_MISMATCH, MAX_STEPS_EXCEEDED, INVALID_STEP_NAME, DURATION_OUT_OF_RANGE of a policy, INVALID_FIELD of a policy or of an
+// attempt that is below 1 or above the maximum. Every numbered frame can be refused with MALFORMED_REQUEST, ENUM_VALUE_UNKNOWN, and
+// INVALID_FIELD for a gap before its number.
 type StepDone struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Name of the step. 1 to 256 characters, kept as it is.
+	// Name of the step. 1 to 256 characters (Unicode code points), kept as it is.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Which execution returned, from 1. If a later one is open by now, the frame is acknowledged and the result dropped. If
 	// this one is over otherwise (the server timed it out, or the step has its result), the run is taken away, Stale with
@@ -2601,14 +2610,16 @@ func (x *EventWait) GetTimeout() *durationpb.Duration {
 }
 
 // Suspend says that nothing of the run is executing and that every branch waits. Ack.released says whether the task is given up:
-// if something had come meanwhile it is not, and Resolved follows under the same fence.
+// if something had come meanwhile it is not, and Resolved follows under the same fence. Nothing more is sent about the task until
+// the answer is there. Refusals: INVALID_FIELD if nothing of the run waits and it does not yield.
 type Suspend struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// True: the worker keeps the run in memory and can go on from Resolved or from a Task without state.
 	Cached bool `protobuf:"varint,1,opt,name=cached,proto3" json:"cached,omitempty"`
 	// Newest revision that the worker has heard of from Task or Resolved; not from an Ack, which may be newer than something that
 	// was resolved and is on its way. If something was resolved after it, the task is not given up and Resolved comes again.
-	// 0: not said.
+	// Always to be sent: without it a Resolved that crosses with this frame is missed, and the run sleeps on until something else
+	// wakes it.
 	KnownRevision int64 `protobuf:"varint,2,opt,name=known_revision,json=knownRevision,proto3" json:"known_revision,omitempty"`
 	// True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps), or because it is to pause
 	// before bodies that have not begun. It is due again at once, unless it pauses.
@@ -2669,7 +2680,8 @@ func (x *Suspend) GetYields() bool {
 }
 
 // Finish says that the workflow function has ended. Not applied if the run is to pause first (Ack.stop): then it is
-// executed to its end again after the resume.
+// executed to its end again after the resume. Bodies that still execute are abandoned, and not charged. Refusals: as those of
+// the payload in StepDone.
 type Finish struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How it ended. Unset: it returned nothing.
@@ -2757,7 +2769,7 @@ func (*Finish_Output) isFinish_Result() {}
 func (*Finish_Failure) isFinish_Result() {}
 
 // Outcome says how the handler of a job ended, in one frame with number 1. The server decides whether it is tried again: Ack.wake_at
-// says when. If the execution took too long for the server (Cancel came), the frame is stale.
+// says when. If the execution took too long for the server, or the job was cancelled, the answer is Stale with LEASE_LOST.
 type Outcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How it ended. Unset: it returned.
@@ -2921,7 +2933,8 @@ func (*BeginSteps) Descriptor() ([]byte, []int) {
 }
 
 // NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory. The answer is the
-// Task again, under the same fence, with everything.
+// Task again, under the same fence, with everything; it uses up no credit. A worker sends it when all its frames under that fence
+// are answered, so that no result of its own is missing; a Resolved that comes meanwhile is kept and applied after it.
 type NeedState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// How many steps to leave out, because they have come already. For CommitTask, whose answer is one page: repeat the call with the
@@ -3011,7 +3024,8 @@ type Welcome struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Version of the server.
 	ServerVersion string `protobuf:"bytes,1,opt,name=server_version,json=serverVersion,proto3" json:"server_version,omitempty"`
-	// Version of this protocol that is spoken on the stream.
+	// Version of this protocol that is spoken on the stream: the lower one of Hello's and the server's highest. A worker goes on
+	// unless it is higher than its own.
 	ProtocolVersion int32 `protobuf:"varint,2,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
 	// Replica that holds the stream.
 	ReplicaId string `protobuf:"bytes,3,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
@@ -3029,7 +3043,7 @@ type Welcome struct {
 	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,9,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
 	// How soon a task must be acknowledged.
 	AckWindow *durationpb.Duration `protobuf:"bytes,10,opt,name=ack_window,json=ackWindow,proto3" json:"ack_window,omitempty"`
-	// How long tasks are kept for the worker when its stream breaks.
+	// How long tasks are kept for the worker when its stream breaks. Its own limit is longer: see "Executions" above.
 	ReconnectGrace *durationpb.Duration `protobuf:"bytes,11,opt,name=reconnect_grace,json=reconnectGrace,proto3" json:"reconnect_grace,omitempty"`
 	// Most tasks that credit can add up to.
 	MaxCredit int32 `protobuf:"varint,12,opt,name=max_credit,json=maxCredit,proto3" json:"max_credit,omitempty"`
@@ -3321,9 +3335,11 @@ type WorkflowInput struct {
 	// True: more steps follow in TaskState frames; begin when the last one is there.
 	More bool `protobuf:"varint,8,opt,name=more,proto3" json:"more,omitempty"`
 	// Earlier holders that were lost after they had begun, with no body known to be open. The first bodies that begin have
-	// had so many executions already.
+	// had so many executions already: each is execution number StepState.attempts + 1 + interruptions. Where that is above the maximum
+	// (StepState.max_attempts, or the policy of a step that is not stored yet), the body does not begin, and the worker reports
+	// StepFailed with the maximum as its attempt and the non-retryable failure StepMaxAttemptsExceeded.
 	Interruptions int32 `protobuf:"varint,9,opt,name=interruptions,proto3" json:"interruptions,omitempty"`
-	// Suspend after this many steps. 0: no limit.
+	// Suspend with "yields" after this many steps: bodies begun and waits opened, sleeps included. 0: no limit.
 	MaxSteps      int32 `protobuf:"varint,10,opt,name=max_steps,json=maxSteps,proto3" json:"max_steps,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3591,7 +3607,8 @@ type StepState struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// What kind of step it is.
 	Type StepType `protobuf:"varint,2,opt,name=type,proto3,enum=stepwell.v1.StepType" json:"type,omitempty"`
-	// Where it stands. PENDING: execute its body, as execution number "attempts" + 1.
+	// Where it stands. PENDING, and only that: execute its body, as execution number "attempts" + 1. WAITING: the server will say
+	// when. RUNNING is never sent here.
 	Status StepStatus `protobuf:"varint,3,opt,name=status,proto3,enum=stepwell.v1.StepStatus" json:"status,omitempty"`
 	// Executions that began.
 	Attempts int32 `protobuf:"varint,4,opt,name=attempts,proto3" json:"attempts,omitempty"`
@@ -3728,7 +3745,8 @@ type Ack struct {
 	Stop Stop `protobuf:"varint,1,opt,name=stop,proto3,enum=stepwell.v1.Stop" json:"stop,omitempty"`
 	// The task is no longer held: a Suspend or Finish was applied, or the run was paused.
 	Released bool `protobuf:"varint,2,opt,name=released,proto3" json:"released,omitempty"`
-	// For Wait: the time that was stored. For StepFailed and Outcome: when it is executed again; unset if it never is.
+	// For Wait: the time that was stored. For StepFailed and Outcome: when it is executed again; unset if it never is. For a
+	// repeated StepFailed whose time has come: now.
 	WakeAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=wake_at,json=wakeAt,proto3" json:"wake_at,omitempty"`
 	// Revision of the run after the frame.
 	Revision      int64 `protobuf:"varint,4,opt,name=revision,proto3" json:"revision,omitempty"`
@@ -3794,10 +3812,12 @@ func (x *Ack) GetRevision() int64 {
 	return 0
 }
 
-// Stale says that the lease is lost.
+// Stale says that the lease is lost: stop executing, drop the task, and give credit for it. It is also how a worker hears of
+// everything that ends its work from outside.
 type Stale struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Why: LEASE_LOST or RUN_SUPERSEDED.
+	// Why. RUN_SUPERSEDED: the run was terminated or restarted. LEASE_LOST: another holds the task, or a report contradicted what is
+	// stored, or the hook was cancelled or took too long.
 	Reason        ErrorReason `protobuf:"varint,1,opt,name=reason,proto3,enum=stepwell.v1.ErrorReason" json:"reason,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -3895,10 +3915,11 @@ func (x *Resolved) GetRevision() int64 {
 	return 0
 }
 
-// Cancel says to stop executing, and to report nothing more of it.
+// Cancel says to stop executing, and to report nothing more of it. What becomes of the step follows in Resolved.
 type Cancel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Only the open execution of this step, which has timed out. Empty: the whole task.
+	// The open execution of this step, which has timed out. Empty: the whole task, to be treated like Stale; no server sends that
+	// yet.
 	Step string `protobuf:"bytes,1,opt,name=step,proto3" json:"step,omitempty"`
 	// Why, for people.
 	Reason        string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
@@ -3950,8 +3971,8 @@ func (x *Cancel) GetReason() string {
 	return ""
 }
 
-// Drain says that the server is going away. Send what is ready, connect to another replica with the same session, and
-// carry on: leases keep their full length.
+// Drain says that the server is going away. Send what is ready, close your side of the stream, connect again at once with the same
+// session, to another replica if there is one, and carry on: leases keep their full length.
 type Drain struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// When the stream will be cut, counted from now.

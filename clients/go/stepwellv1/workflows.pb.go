@@ -512,7 +512,7 @@ type CreateInstanceRequest struct {
 	// Id of the instance, unique per workflow: 1 to 100 letters, digits, "-" or "_", not beginning with "-"
 	// (INVALID_INSTANCE_ID). Empty: the server makes a random one.
 	InstanceId string `protobuf:"bytes,3,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// What the workflow's code gets as its event's payload. Unset: the empty JSON object.
+	// What the workflow's code gets as its event's payload. Unset, or without a body: the empty JSON object.
 	Params *Payload `protobuf:"bytes,4,opt,name=params,proto3" json:"params,omitempty"`
 	// Words to find the instance by. At most 32; keys and values at most 100 characters, keys not empty (INVALID_FIELD).
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`

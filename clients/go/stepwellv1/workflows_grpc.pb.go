@@ -77,7 +77,8 @@ type WorkflowServiceClient interface {
 	// undelivered events are not carried over. Errors: INSTANCE_NOT_FOUND, STEP_NOT_FOUND. Idempotent with request_id.
 	RestartInstance(ctx context.Context, in *RestartInstanceRequest, opts ...grpc.CallOption) (*RestartInstanceResponse, error)
 	// SendEvent stores an event for the current run, and wakes the instance if a step waits for it. It is kept until a step waits
-	// for its type, also while the instance is paused. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
+	// for its type, also while the instance is paused. An instance keeps so many that no step has taken (LIMIT_PENDING_EVENTS); one
+	// that a step waits for is stored besides. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
 	// INVALID_EVENT_TYPE, LIMIT_PENDING_EVENTS, PAYLOAD_TOO_LARGE. Idempotent with request_id.
 	SendEvent(ctx context.Context, in *SendEventRequest, opts ...grpc.CallOption) (*SendEventResponse, error)
 	// SendEvents stores many events, each decided and answered by itself, in order. Errors of the whole call:
@@ -286,7 +287,8 @@ type WorkflowServiceServer interface {
 	// undelivered events are not carried over. Errors: INSTANCE_NOT_FOUND, STEP_NOT_FOUND. Idempotent with request_id.
 	RestartInstance(context.Context, *RestartInstanceRequest) (*RestartInstanceResponse, error)
 	// SendEvent stores an event for the current run, and wakes the instance if a step waits for it. It is kept until a step waits
-	// for its type, also while the instance is paused. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
+	// for its type, also while the instance is paused. An instance keeps so many that no step has taken (LIMIT_PENDING_EVENTS); one
+	// that a step waits for is stored besides. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
 	// INVALID_EVENT_TYPE, LIMIT_PENDING_EVENTS, PAYLOAD_TOO_LARGE. Idempotent with request_id.
 	SendEvent(context.Context, *SendEventRequest) (*SendEventResponse, error)
 	// SendEvents stores many events, each decided and answered by itself, in order. Errors of the whole call:

@@ -5,6 +5,9 @@ Shapes that every service of Stepwell shares: user data, retry policies and fail
 
 Conventions that hold in every file of this package, so that they are not repeated per field:
 
+- The caller's credential is the metadata "authorization: Bearer TOKEN", sent with every call and stream. What the token is,
+  the operator's policy knows. A stream is asked for it again: UNAUTHENTICATED ends it.
+- A "character" of a limit is a Unicode code point: neither a byte nor a UTF-16 unit.
 - Names, ids and types are ASCII. No string may contain the NUL character (INVALID_ARGUMENT, MALFORMED_REQUEST).
 - An instant ends in "_at" and is by the database's clock, in microseconds; finer digits are cut off.
 - A duration is never negative; finer digits than microseconds are cut off. Out of range: DURATION_OUT_OF_RANGE.
@@ -117,11 +120,15 @@ class RetryPolicy(_message.Message):
     """How the wait grows from one execution to the next. Default BACKOFF_EXPONENTIAL."""
     @_builtins.property
     def delay(self) -> _duration_pb2.Duration:
-        """Wait before the second execution. Unset: the default of the thing that is retried. At most 365 days."""
+        """Wait before the second execution. Unset: the default of the thing that is retried, or "max_delay" if that is shorter. At
+        most 365 days.
+        """
 
     @_builtins.property
     def max_delay(self) -> _duration_pb2.Duration:
-        """The wait never exceeds this. Unset: 365 days. Must not be shorter than "delay"."""
+        """The wait never exceeds this. Unset: the default of the thing that is retried, or "delay" if that is longer. Must not be
+        shorter than a "delay" that is set.
+        """
 
     def __init__(
         self,
@@ -144,7 +151,18 @@ Global___RetryPolicy: _TypeAlias = RetryPolicy  # noqa: Y015
 
 @_typing.final
 class Failure(_message.Message):
-    """Failure is what went wrong in user code, in a shape that every language can show and match on."""
+    """Failure is what went wrong in user code, in a shape that every language can show and match on.
+
+    Some names are the same on the wire in every language, whatever its class is called:
+    - of steps: StepTimeoutError (an execution took too long), StepMaxAttemptsExceeded (executions began as often as they may, and
+      none reported an end), StepResultInvalid (the result cannot be stored), WaitForEventTimeoutError (no event came in time),
+      CancelledError (whoever called the step withdrew from it);
+    - of hooks: JobTimeoutError, JobMaxAttemptsExceeded, WorkerLost (the holder was lost during the execution),
+      HOOK_HANDLER_NOT_FOUND, WEBHOOK_FAILED, SSRF_BLOCKED;
+    - of runs, where the code misuses steps: DuplicateStepKey, StepTypeMismatch, MaxStepsExceeded, InvalidStepName; and the name of a
+      reason, where a frame was refused;
+    - of user code that says that trying again is pointless: NonRetryableError, or a name of its own.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -153,15 +171,13 @@ class Failure(_message.Message):
     NON_RETRYABLE_FIELD_NUMBER: _builtins.int
     DETAILS_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Class or kind of the error, such as "ValueError" or "StepMaxAttemptsExceeded". At most 256 characters; a
-    longer one is cut.
-    """
+    """Class or kind of the error, such as "ValueError". At most 256 characters; a longer one is cut. Empty: "UNKNOWN_ERROR"."""
     message: _builtins.str
-    """What it said. At most 4 KiB; a longer one is cut."""
+    """What it said. At most 4,096 characters; a longer one is cut."""
     non_retryable: _builtins.bool
     """True if the handler said that trying again is pointless (NonRetryableError)."""
     details: _builtins.str
-    """Stack trace or other help for people. At most 16 KiB; a longer one is cut."""
+    """Stack trace or other help for people. At most 16,384 characters; a longer one is cut."""
     def __init__(
         self,
         *,

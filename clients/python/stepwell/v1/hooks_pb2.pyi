@@ -134,7 +134,7 @@ class TriggerHooksItem(_message.Message):
     """
     @_builtins.property
     def payload(self) -> _common_pb2.Payload:
-        """What the handler gets. Unset: the empty JSON object."""
+        """What the handler gets. Unset, or without a body: the empty JSON object."""
 
     @_builtins.property
     def process_at(self) -> _timestamp_pb2.Timestamp:

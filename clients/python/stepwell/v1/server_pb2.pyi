@@ -215,7 +215,7 @@ Global___DatabaseInfo: _TypeAlias = DatabaseInfo  # noqa: Y015
 @_typing.final
 class Limits(_message.Message):
     """Limits are what the server accepts, the same on every replica if operators configure them so. SDKs check against
-    them before they send.
+    them before they send, or split by the "limit" of a BATCH_TOO_LARGE.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -240,7 +240,7 @@ class Limits(_message.Message):
     max_steps_per_run: _builtins.int
     """Most steps of one run, sleeps not counted."""
     max_pending_events: _builtins.int
-    """Most undelivered events of one instance."""
+    """Most undelivered events of one instance; one that a step waits for is taken besides."""
     max_page_size: _builtins.int
     """Largest page of a list; larger requests are treated as this."""
     max_streams_per_principal: _builtins.int

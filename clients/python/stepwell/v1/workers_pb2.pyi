@@ -96,9 +96,13 @@ class _StopEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Stop.ValueType],
     STOP_NONE: _Stop.ValueType  # 1
     """Go on."""
     STOP_PAUSE: _Stop.ValueType  # 2
-    """The run pauses here: begin no further body, drop the run."""
+    """The run is to pause: begin no further body. Bodies that execute go on and are reported, and the lease is held, until an Ack
+    says "released". A run whose bodies have all ended and that waits to begin others is given up by Suspend with "yields". That a
+    pause was withdrawn is not told: with each Heartbeat a worker that waits like this, with nothing unanswered, names the bodies
+    again (BeginSteps), and the Ack says whether they may begin.
+    """
     STOP_CANCEL: _Stop.ValueType  # 3
-    """The run is over: stop executing, drop the run."""
+    """The run is over: to be treated like Stale. No server sends it yet."""
 
 class Stop(_Stop, metaclass=_StopEnumTypeWrapper):
     """Stop is what a worker must do after a frame."""
@@ -108,9 +112,13 @@ STOP_UNSPECIFIED: Stop.ValueType  # 0
 STOP_NONE: Stop.ValueType  # 1
 """Go on."""
 STOP_PAUSE: Stop.ValueType  # 2
-"""The run pauses here: begin no further body, drop the run."""
+"""The run is to pause: begin no further body. Bodies that execute go on and are reported, and the lease is held, until an Ack
+says "released". A run whose bodies have all ended and that waits to begin others is given up by Suspend with "yields". That a
+pause was withdrawn is not told: with each Heartbeat a worker that waits like this, with nothing unanswered, names the bodies
+again (BeginSteps), and the Ack says whether they may begin.
+"""
 STOP_CANCEL: Stop.ValueType  # 3
-"""The run is over: stop executing, drop the run."""
+"""The run is over: to be treated like Stale. No server sends it yet."""
 Global___Stop: _TypeAlias = Stop  # noqa: Y015
 
 @_typing.final
@@ -607,6 +615,7 @@ class WorkerFrame(_message.Message):
     def opens(self) -> _containers.RepeatedCompositeFieldContainer[Global___OpenStep]:
         """Step bodies that begin once this frame is durable. If the worker is lost, an attempt is charged to exactly the
         bodies that are open: named here, and not closed by a StepDone or StepFailed. At most 10,000 (INVALID_FIELD).
+        Ignored beside Suspend and Finish, which close all bodies without charging them.
         """
 
     @_builtins.property
@@ -757,8 +766,8 @@ class ServerFrame(_message.Message):
     def refused(self) -> _errors_pb2.ItemError:
         """The numbered frame was refused and changed nothing; its number is used up, and the frames after it count as if
         it had not been sent. Sent again, it is refused again if it cannot be read, and acknowledged if it was refused for what the run
-        was then: check before sending. The task is still held. A number that leaves a gap is refused and not used up. For a frame without a number:
-        Credit, answered with number 0.
+        was then: check before sending. The task is still held; "Refusals" above says what the worker does. A number that leaves a gap
+        is refused and not used up. Of the frames without a number, Credit can be refused, with number 0.
         """
 
     def __init__(
@@ -987,7 +996,9 @@ class Credit(_message.Message):
 
     TASKS_FIELD_NUMBER: _builtins.int
     tasks: _builtins.int
-    """Tasks to add. Zero or negative is INVALID_FIELD; what exceeds Welcome.max_credit in all is dropped."""
+    """Tasks to add. Zero or negative is INVALID_FIELD; what exceeds Welcome.max_credit in all is dropped. A worker grants
+    min(its room, max_credit) minus what it holds after Welcome, then one for each task that it has given up or ended.
+    """
     def __init__(
         self,
         *,
@@ -1035,8 +1046,10 @@ class OpenStep(_message.Message):
     attempt: _builtins.int
     """Which execution this is, from 1."""
     begun: _builtins.bool
-    """True: the body is executing already. The first bodies after a Task begin before any frame can name them; the first
-    numbered frame names those that are still executing. A run that is to pause waits for these, and begins no others.
+    """True: the body is executing already. The first bodies after a Task may begin before any frame names them, unless the clock is
+    virtual or there is no stream. Those that still execute are named by the first numbered frame, or by BeginSteps once a quarter
+    of heartbeat_interval has passed, or before Goodbye, whichever comes first. A run that is to pause waits for these, and
+    begins no others.
     """
     @_builtins.property
     def policy(self) -> Global___StepPolicy:
@@ -1091,7 +1104,9 @@ Global___StepPolicy: _TypeAlias = StepPolicy  # noqa: Y015
 @_typing.final
 class StepDone(_message.Message):
     """StepDone stores what a step's body returned. Refusals: PAYLOAD_TOO_LARGE, PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON,
-    STEP_TYPE_MISMATCH, MAX_STEPS_EXCEEDED, INVALID_STEP_NAME.
+    STEP_TYPE_MISMATCH, MAX_STEPS_EXCEEDED, INVALID_STEP_NAME, DURATION_OUT_OF_RANGE of a policy, INVALID_FIELD of a policy or of an
+    attempt that is below 1 or above the maximum. Every numbered frame can be refused with MALFORMED_REQUEST, ENUM_VALUE_UNKNOWN, and
+    INVALID_FIELD for a gap before its number.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1101,7 +1116,7 @@ class StepDone(_message.Message):
     RESULT_FIELD_NUMBER: _builtins.int
     POLICY_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """Name of the step. 1 to 256 characters, kept as it is."""
+    """Name of the step. 1 to 256 characters (Unicode code points), kept as it is."""
     attempt: _builtins.int
     """Which execution returned, from 1. If a later one is open by now, the frame is acknowledged and the result dropped. If
     this one is over otherwise (the server timed it out, or the step has its result), the run is taken away, Stale with
@@ -1247,7 +1262,8 @@ Global___EventWait: _TypeAlias = EventWait  # noqa: Y015
 @_typing.final
 class Suspend(_message.Message):
     """Suspend says that nothing of the run is executing and that every branch waits. Ack.released says whether the task is given up:
-    if something had come meanwhile it is not, and Resolved follows under the same fence.
+    if something had come meanwhile it is not, and Resolved follows under the same fence. Nothing more is sent about the task until
+    the answer is there. Refusals: INVALID_FIELD if nothing of the run waits and it does not yield.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1260,7 +1276,8 @@ class Suspend(_message.Message):
     known_revision: _builtins.int
     """Newest revision that the worker has heard of from Task or Resolved; not from an Ack, which may be newer than something that
     was resolved and is on its way. If something was resolved after it, the task is not given up and Resolved comes again.
-    0: not said.
+    Always to be sent: without it a Resolved that crosses with this frame is missed, and the run sleeps on until something else
+    wakes it.
     """
     yields: _builtins.bool
     """True: the run could go on, and is given up because it has used its steps (WorkflowInput.max_steps), or because it is to pause
@@ -1284,7 +1301,8 @@ Global___Suspend: _TypeAlias = Suspend  # noqa: Y015
 @_typing.final
 class Finish(_message.Message):
     """Finish says that the workflow function has ended. Not applied if the run is to pause first (Ack.stop): then it is
-    executed to its end again after the resume.
+    executed to its end again after the resume. Bodies that still execute are abandoned, and not charged. Refusals: as those of
+    the payload in StepDone.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1318,7 +1336,7 @@ Global___Finish: _TypeAlias = Finish  # noqa: Y015
 @_typing.final
 class Outcome(_message.Message):
     """Outcome says how the handler of a job ended, in one frame with number 1. The server decides whether it is tried again: Ack.wake_at
-    says when. If the execution took too long for the server (Cancel came), the frame is stale.
+    says when. If the execution took too long for the server, or the job was cancelled, the answer is Stale with LEASE_LOST.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1393,7 +1411,8 @@ Global___BeginSteps: _TypeAlias = BeginSteps  # noqa: Y015
 @_typing.final
 class NeedState(_message.Message):
     """NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory. The answer is the
-    Task again, under the same fence, with everything.
+    Task again, under the same fence, with everything; it uses up no credit. A worker sends it when all its frames under that fence
+    are answered, so that no result of its own is missing; a Resolved that comes meanwhile is kept and applied after it.
     """
 
     DESCRIPTOR: _descriptor.Descriptor
@@ -1459,7 +1478,9 @@ class Welcome(_message.Message):
     server_version: _builtins.str
     """Version of the server."""
     protocol_version: _builtins.int
-    """Version of this protocol that is spoken on the stream."""
+    """Version of this protocol that is spoken on the stream: the lower one of Hello's and the server's highest. A worker goes on
+    unless it is higher than its own.
+    """
     replica_id: _builtins.str
     """Replica that holds the stream."""
     connection: _builtins.int
@@ -1492,7 +1513,7 @@ class Welcome(_message.Message):
 
     @_builtins.property
     def reconnect_grace(self) -> _duration_pb2.Duration:
-        """How long tasks are kept for the worker when its stream breaks."""
+        """How long tasks are kept for the worker when its stream breaks. Its own limit is longer: see "Executions" above."""
 
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldTask]:
@@ -1629,10 +1650,12 @@ class WorkflowInput(_message.Message):
     """True: more steps follow in TaskState frames; begin when the last one is there."""
     interruptions: _builtins.int
     """Earlier holders that were lost after they had begun, with no body known to be open. The first bodies that begin have
-    had so many executions already.
+    had so many executions already: each is execution number StepState.attempts + 1 + interruptions. Where that is above the maximum
+    (StepState.max_attempts, or the policy of a step that is not stored yet), the body does not begin, and the worker reports
+    StepFailed with the maximum as its attempt and the non-retryable failure StepMaxAttemptsExceeded.
     """
     max_steps: _builtins.int
-    """Suspend after this many steps. 0: no limit."""
+    """Suspend with "yields" after this many steps: bodies begun and waits opened, sleeps included. 0: no limit."""
     @_builtins.property
     def params(self) -> _common_pb2.Payload:
         """Parameters of the instance. Unset if "cached"."""
@@ -1791,7 +1814,9 @@ class StepState(_message.Message):
     type: _workflows_pb2.StepType.ValueType
     """What kind of step it is."""
     status: _workflows_pb2.StepStatus.ValueType
-    """Where it stands. PENDING: execute its body, as execution number "attempts" + 1."""
+    """Where it stands. PENDING, and only that: execute its body, as execution number "attempts" + 1. WAITING: the server will say
+    when. RUNNING is never sent here.
+    """
     attempts: _builtins.int
     """Executions that began."""
     event_type: _builtins.str
@@ -1861,7 +1886,9 @@ class Ack(_message.Message):
     """Revision of the run after the frame."""
     @_builtins.property
     def wake_at(self) -> _timestamp_pb2.Timestamp:
-        """For Wait: the time that was stored. For StepFailed and Outcome: when it is executed again; unset if it never is."""
+        """For Wait: the time that was stored. For StepFailed and Outcome: when it is executed again; unset if it never is. For a
+        repeated StepFailed whose time has come: now.
+        """
 
     def __init__(
         self,
@@ -1881,13 +1908,17 @@ Global___Ack: _TypeAlias = Ack  # noqa: Y015
 
 @_typing.final
 class Stale(_message.Message):
-    """Stale says that the lease is lost."""
+    """Stale says that the lease is lost: stop executing, drop the task, and give credit for it. It is also how a worker hears of
+    everything that ends its work from outside.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
     REASON_FIELD_NUMBER: _builtins.int
     reason: _errors_pb2.ErrorReason.ValueType
-    """Why: LEASE_LOST or RUN_SUPERSEDED."""
+    """Why. RUN_SUPERSEDED: the run was terminated or restarted. LEASE_LOST: another holds the task, or a report contradicted what is
+    stored, or the hook was cancelled or took too long.
+    """
     def __init__(
         self,
         *,
@@ -1931,14 +1962,16 @@ Global___Resolved: _TypeAlias = Resolved  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
-    """Cancel says to stop executing, and to report nothing more of it."""
+    """Cancel says to stop executing, and to report nothing more of it. What becomes of the step follows in Resolved."""
 
     DESCRIPTOR: _descriptor.Descriptor
 
     STEP_FIELD_NUMBER: _builtins.int
     REASON_FIELD_NUMBER: _builtins.int
     step: _builtins.str
-    """Only the open execution of this step, which has timed out. Empty: the whole task."""
+    """The open execution of this step, which has timed out. Empty: the whole task, to be treated like Stale; no server sends that
+    yet.
+    """
     reason: _builtins.str
     """Why, for people."""
     def __init__(
@@ -1957,8 +1990,8 @@ Global___Cancel: _TypeAlias = Cancel  # noqa: Y015
 
 @_typing.final
 class Drain(_message.Message):
-    """Drain says that the server is going away. Send what is ready, connect to another replica with the same session, and
-    carry on: leases keep their full length.
+    """Drain says that the server is going away. Send what is ready, close your side of the stream, connect again at once with the same
+    session, to another replica if there is one, and carry on: leases keep their full length.
     """
 
     DESCRIPTOR: _descriptor.Descriptor

@@ -32,17 +32,37 @@ class WorkerServiceStub:
 
     Holding work. A task is leased to one session at a time. The lease is known by (session_id, task_id, fence): every claim
     issues a new fence, numbers are never used twice. Whoever presents an old fence is told so (Stale, or LEASE_LOST) and must
-    drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and each Heartbeat that names the
-    task renews it. A worker stops a task by itself when its last successful renewal is a lease minus a margin ago.
+    drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and what shows that the worker holds the task
+    renews it: a Heartbeat that names it, a numbered frame about it, a Hello that lists it. A worker stops a task by itself when its
+    last renewal that was answered was sent lease - min(lease / 3, heartbeat_interval / 2) ago.
+
+    Executions are at least once. A worker whose stream is lost goes on until that time, while the server hands its tasks to others
+    after reconnect_grace: for a while a body can be executing in both. Only one of them can report it.
 
     Reporting. Frames about a task carry a number per (task, fence), from 1 without gaps. They are applied in that order and
     once: a repeated number is acknowledged again and changes nothing. A worker keeps each frame until it is acknowledged
-    and sends it again after a reconnect. No step body begins while an earlier result of its run is not acknowledged;
-    the workflow function itself may go on meanwhile.
+    or refused, also while it starts the function over, and sends it again after a reconnect. A step body begins when the frame that
+    names it (opens) is acknowledged, and that frame follows all results that the function had seen when it asked for the step: so
+    these are durable by then. Other results may still be on their way, and the function itself may go on meanwhile. Only the first
+    bodies after a Task may begin unnamed (OpenStep.begun).
+
+    Reading. A worker takes in all frames of a message before it acts on any, and of what they say of one step the newest holds:
+    a Resolved outweighs the Ack beside it.
+
+    Refusals. A frame that was refused would be refused again, so the worker gives the run up: it unwinds the function, keeps and
+    repeats what is not answered yet without acting on the answers, and sends Finish with a failure whose name is the reason. There
+    are two exceptions. A refused Suspend that crossed with a Resolved is forgotten, and the run goes on. After a refused Finish
+    with a failure the worker drops the task.
+
+    Virtual clocks (Welcome.virtual_clock). A worker names every body and begins it when that is acknowledged, and has no timers of
+    its own: the server ends executions that take too long by Cancel, and those of hooks by Stale.
 
     Reconnecting. The new stream's Hello lists every task the worker still holds. Those move to the new stream; all others of the
     session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace. A worker that
     has stopped all its tasks by itself therefore opens another stream: until its Hello says so, the server believes that it holds them.
+
+    Giving back. No frame gives back one task that has not been executed, such as one for a handler that the worker does not
+    host: it sends nothing about it, and the lease ends by itself.
 
     Frames of a kind that one side does not know are ignored. The server owns all timers, retries and backoff.
     """
@@ -52,9 +72,13 @@ class WorkerServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> WorkerServiceAsyncStub: ...
     Connect: _grpc.StreamStreamMultiCallable[_workers_pb2.ConnectRequest, _workers_pb2.ConnectResponse]
-    """Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors: HELLO_REQUIRED, HELLO_TIMEOUT,
-    PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, DUPLICATE_HANDLER, SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
-    STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
+    """Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors of Hello:
+    HELLO_REQUIRED, HELLO_TIMEOUT, PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, INVALID_FIELD,
+    INVALID_WORKFLOW_NAME, INVALID_HOOK_NAME, DUPLICATE_HANDLER, STREAM_LIMIT. At any time: SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
+    SHUTTING_DOWN, DATABASE_UNAVAILABLE, UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST, INVALID_FIELD. After INVALID_ARGUMENT,
+    NOT_FOUND, FAILED_PRECONDITION, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED with a reason of Stepwell's the worker drops
+    everything and ends; after any other end it connects again, after a random pause of up to 0.1 s, doubling to 5 s. After
+    Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
     """
     RegisterHandlers: _grpc.UnaryUnaryMultiCallable[_workers_pb2.RegisterHandlersRequest, _workers_pb2.RegisterHandlersResponse]
     """RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
@@ -86,26 +110,50 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
 
     Holding work. A task is leased to one session at a time. The lease is known by (session_id, task_id, fence): every claim
     issues a new fence, numbers are never used twice. Whoever presents an old fence is told so (Stale, or LEASE_LOST) and must
-    drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and each Heartbeat that names the
-    task renews it. A worker stops a task by itself when its last successful renewal is a lease minus a margin ago.
+    drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and what shows that the worker holds the task
+    renews it: a Heartbeat that names it, a numbered frame about it, a Hello that lists it. A worker stops a task by itself when its
+    last renewal that was answered was sent lease - min(lease / 3, heartbeat_interval / 2) ago.
+
+    Executions are at least once. A worker whose stream is lost goes on until that time, while the server hands its tasks to others
+    after reconnect_grace: for a while a body can be executing in both. Only one of them can report it.
 
     Reporting. Frames about a task carry a number per (task, fence), from 1 without gaps. They are applied in that order and
     once: a repeated number is acknowledged again and changes nothing. A worker keeps each frame until it is acknowledged
-    and sends it again after a reconnect. No step body begins while an earlier result of its run is not acknowledged;
-    the workflow function itself may go on meanwhile.
+    or refused, also while it starts the function over, and sends it again after a reconnect. A step body begins when the frame that
+    names it (opens) is acknowledged, and that frame follows all results that the function had seen when it asked for the step: so
+    these are durable by then. Other results may still be on their way, and the function itself may go on meanwhile. Only the first
+    bodies after a Task may begin unnamed (OpenStep.begun).
+
+    Reading. A worker takes in all frames of a message before it acts on any, and of what they say of one step the newest holds:
+    a Resolved outweighs the Ack beside it.
+
+    Refusals. A frame that was refused would be refused again, so the worker gives the run up: it unwinds the function, keeps and
+    repeats what is not answered yet without acting on the answers, and sends Finish with a failure whose name is the reason. There
+    are two exceptions. A refused Suspend that crossed with a Resolved is forgotten, and the run goes on. After a refused Finish
+    with a failure the worker drops the task.
+
+    Virtual clocks (Welcome.virtual_clock). A worker names every body and begins it when that is acknowledged, and has no timers of
+    its own: the server ends executions that take too long by Cancel, and those of hooks by Stale.
 
     Reconnecting. The new stream's Hello lists every task the worker still holds. Those move to the new stream; all others of the
     session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace. A worker that
     has stopped all its tasks by itself therefore opens another stream: until its Hello says so, the server believes that it holds them.
+
+    Giving back. No frame gives back one task that has not been executed, such as one for a handler that the worker does not
+    host: it sends nothing about it, and the lease ends by itself.
 
     Frames of a kind that one side does not know are ignored. The server owns all timers, retries and backoff.
     """
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Connect: _aio.StreamStreamMultiCallable[_workers_pb2.ConnectRequest, _workers_pb2.ConnectResponse]  # type: ignore[assignment]
-    """Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors: HELLO_REQUIRED, HELLO_TIMEOUT,
-    PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, DUPLICATE_HANDLER, SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
-    STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
+    """Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors of Hello:
+    HELLO_REQUIRED, HELLO_TIMEOUT, PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, INVALID_FIELD,
+    INVALID_WORKFLOW_NAME, INVALID_HOOK_NAME, DUPLICATE_HANDLER, STREAM_LIMIT. At any time: SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
+    SHUTTING_DOWN, DATABASE_UNAVAILABLE, UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST, INVALID_FIELD. After INVALID_ARGUMENT,
+    NOT_FOUND, FAILED_PRECONDITION, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED with a reason of Stepwell's the worker drops
+    everything and ends; after any other end it connects again, after a random pause of up to 0.1 s, doubling to 5 s. After
+    Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
     """
     RegisterHandlers: _aio.UnaryUnaryMultiCallable[_workers_pb2.RegisterHandlersRequest, _workers_pb2.RegisterHandlersResponse]  # type: ignore[assignment]
     """RegisterHandlers declares what a session without a stream can handle. It is remembered until the session has not
@@ -136,17 +184,37 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
 
     Holding work. A task is leased to one session at a time. The lease is known by (session_id, task_id, fence): every claim
     issues a new fence, numbers are never used twice. Whoever presents an old fence is told so (Stale, or LEASE_LOST) and must
-    drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and each Heartbeat that names the
-    task renews it. A worker stops a task by itself when its last successful renewal is a lease minus a margin ago.
+    drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and what shows that the worker holds the task
+    renews it: a Heartbeat that names it, a numbered frame about it, a Hello that lists it. A worker stops a task by itself when its
+    last renewal that was answered was sent lease - min(lease / 3, heartbeat_interval / 2) ago.
+
+    Executions are at least once. A worker whose stream is lost goes on until that time, while the server hands its tasks to others
+    after reconnect_grace: for a while a body can be executing in both. Only one of them can report it.
 
     Reporting. Frames about a task carry a number per (task, fence), from 1 without gaps. They are applied in that order and
     once: a repeated number is acknowledged again and changes nothing. A worker keeps each frame until it is acknowledged
-    and sends it again after a reconnect. No step body begins while an earlier result of its run is not acknowledged;
-    the workflow function itself may go on meanwhile.
+    or refused, also while it starts the function over, and sends it again after a reconnect. A step body begins when the frame that
+    names it (opens) is acknowledged, and that frame follows all results that the function had seen when it asked for the step: so
+    these are durable by then. Other results may still be on their way, and the function itself may go on meanwhile. Only the first
+    bodies after a Task may begin unnamed (OpenStep.begun).
+
+    Reading. A worker takes in all frames of a message before it acts on any, and of what they say of one step the newest holds:
+    a Resolved outweighs the Ack beside it.
+
+    Refusals. A frame that was refused would be refused again, so the worker gives the run up: it unwinds the function, keeps and
+    repeats what is not answered yet without acting on the answers, and sends Finish with a failure whose name is the reason. There
+    are two exceptions. A refused Suspend that crossed with a Resolved is forgotten, and the run goes on. After a refused Finish
+    with a failure the worker drops the task.
+
+    Virtual clocks (Welcome.virtual_clock). A worker names every body and begins it when that is acknowledged, and has no timers of
+    its own: the server ends executions that take too long by Cancel, and those of hooks by Stale.
 
     Reconnecting. The new stream's Hello lists every task the worker still holds. Those move to the new stream; all others of the
     session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace. A worker that
     has stopped all its tasks by itself therefore opens another stream: until its Hello says so, the server believes that it holds them.
+
+    Giving back. No frame gives back one task that has not been executed, such as one for a handler that the worker does not
+    host: it sends nothing about it, and the lease ends by itself.
 
     Frames of a kind that one side does not know are ignored. The server owns all timers, retries and backoff.
     """
@@ -157,9 +225,13 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
         request_iterator: _MaybeAsyncIterator[_workers_pb2.ConnectRequest],
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_workers_pb2.ConnectResponse], _abc.AsyncIterator[_workers_pb2.ConnectResponse]]:
-        """Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors: HELLO_REQUIRED, HELLO_TIMEOUT,
-        PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, DUPLICATE_HANDLER, SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
-        STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
+        """Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors of Hello:
+        HELLO_REQUIRED, HELLO_TIMEOUT, PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, INVALID_FIELD,
+        INVALID_WORKFLOW_NAME, INVALID_HOOK_NAME, DUPLICATE_HANDLER, STREAM_LIMIT. At any time: SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
+        SHUTTING_DOWN, DATABASE_UNAVAILABLE, UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST, INVALID_FIELD. After INVALID_ARGUMENT,
+        NOT_FOUND, FAILED_PRECONDITION, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED with a reason of Stepwell's the worker drops
+        everything and ends; after any other end it connects again, after a random pause of up to 0.1 s, doubling to 5 s. After
+        Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
         """
 
     @_abc_1.abstractmethod

@@ -333,7 +333,7 @@ class CreateInstanceRequest(_message.Message):
     """
     @_builtins.property
     def params(self) -> _common_pb2.Payload:
-        """What the workflow's code gets as its event's payload. Unset: the empty JSON object."""
+        """What the workflow's code gets as its event's payload. Unset, or without a body: the empty JSON object."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:

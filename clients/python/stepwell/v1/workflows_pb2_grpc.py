@@ -196,7 +196,8 @@ class WorkflowServiceServicer:
 
     def SendEvent(self, request, context):
         """SendEvent stores an event for the current run, and wakes the instance if a step waits for it. It is kept until a step waits
-        for its type, also while the instance is paused. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
+        for its type, also while the instance is paused. An instance keeps so many that no step has taken (LIMIT_PENDING_EVENTS); one
+        that a step waits for is stored besides. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
         INVALID_EVENT_TYPE, LIMIT_PENDING_EVENTS, PAYLOAD_TOO_LARGE. Idempotent with request_id.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

@@ -77,7 +77,8 @@ class WorkflowServiceStub:
     """
     SendEvent: _grpc.UnaryUnaryMultiCallable[_workflows_pb2.SendEventRequest, _workflows_pb2.SendEventResponse]
     """SendEvent stores an event for the current run, and wakes the instance if a step waits for it. It is kept until a step waits
-    for its type, also while the instance is paused. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
+    for its type, also while the instance is paused. An instance keeps so many that no step has taken (LIMIT_PENDING_EVENTS); one
+    that a step waits for is stored besides. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
     INVALID_EVENT_TYPE, LIMIT_PENDING_EVENTS, PAYLOAD_TOO_LARGE. Idempotent with request_id.
     """
     SendEvents: _grpc.UnaryUnaryMultiCallable[_workflows_pb2.SendEventsRequest, _workflows_pb2.SendEventsResponse]
@@ -147,7 +148,8 @@ class WorkflowServiceAsyncStub(WorkflowServiceStub):
     """
     SendEvent: _aio.UnaryUnaryMultiCallable[_workflows_pb2.SendEventRequest, _workflows_pb2.SendEventResponse]  # type: ignore[assignment]
     """SendEvent stores an event for the current run, and wakes the instance if a step waits for it. It is kept until a step waits
-    for its type, also while the instance is paused. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
+    for its type, also while the instance is paused. An instance keeps so many that no step has taken (LIMIT_PENDING_EVENTS); one
+    that a step waits for is stored besides. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
     INVALID_EVENT_TYPE, LIMIT_PENDING_EVENTS, PAYLOAD_TOO_LARGE. Idempotent with request_id.
     """
     SendEvents: _aio.UnaryUnaryMultiCallable[_workflows_pb2.SendEventsRequest, _workflows_pb2.SendEventsResponse]  # type: ignore[assignment]
@@ -274,7 +276,8 @@ class WorkflowServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_workflows_pb2.SendEventResponse, _abc.Awaitable[_workflows_pb2.SendEventResponse]]:
         """SendEvent stores an event for the current run, and wakes the instance if a step waits for it. It is kept until a step waits
-        for its type, also while the instance is paused. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
+        for its type, also while the instance is paused. An instance keeps so many that no step has taken (LIMIT_PENDING_EVENTS); one
+        that a step waits for is stored besides. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
         INVALID_EVENT_TYPE, LIMIT_PENDING_EVENTS, PAYLOAD_TOO_LARGE. Idempotent with request_id.
         """
 

@@ -17,6 +17,9 @@ export const protobufFileName = "stepwell/v1/common.proto";
  *
  * Conventions that hold in every file of this package, so that they are not repeated per field:
  *
+ * - The caller's credential is the metadata "authorization: Bearer TOKEN", sent with every call and stream. What the token is,
+ *   the operator's policy knows. A stream is asked for it again: UNAUTHENTICATED ends it.
+ * - A "character" of a limit is a Unicode code point: neither a byte nor a UTF-16 unit.
  * - Names, ids and types are ASCII. No string may contain the NUL character (INVALID_ARGUMENT, MALFORMED_REQUEST).
  * - An instant ends in "_at" and is by the database's clock, in microseconds; finer digits are cut off.
  * - A duration is never negative; finer digits than microseconds are cut off. Out of range: DURATION_OUT_OF_RANGE.
@@ -84,7 +87,11 @@ export function backoffToJSON(object: Backoff): string {
  * say otherwise (GetServerInfo); larger is INVALID_ARGUMENT, PAYLOAD_TOO_LARGE.
  */
 export interface Payload {
-  /** The data. Unset means "no data", which is not the same as the JSON text "null". */
+  /**
+   * The data. Unset means "no data", which is not the same as the JSON text "null"; a field whose Payload has no body is as good as
+   * unset. Where a language has one word for both (None, nil, null), a function that returns it returns no data, and both are
+   * read as it; where it has two (undefined and null), they are kept apart.
+   */
   body?:
     | //
     /**
@@ -114,28 +121,43 @@ export interface RetryPolicy {
     /** True: there is no maximum. False is the same as leaving it unset. */
     { $case: "unlimited"; value: boolean }
     | undefined;
-  /** Wait before the second execution. Unset: the default of the thing that is retried. At most 365 days. */
+  /**
+   * Wait before the second execution. Unset: the default of the thing that is retried, or "max_delay" if that is shorter. At
+   * most 365 days.
+   */
   delay?:
     | Duration
     | undefined;
   /** How the wait grows from one execution to the next. Default BACKOFF_EXPONENTIAL. */
   backoff: Backoff;
-  /** The wait never exceeds this. Unset: 365 days. Must not be shorter than "delay". */
+  /**
+   * The wait never exceeds this. Unset: the default of the thing that is retried, or "delay" if that is longer. Must not be
+   * shorter than a "delay" that is set.
+   */
   maxDelay?: Duration | undefined;
 }
 
-/** Failure is what went wrong in user code, in a shape that every language can show and match on. */
+/**
+ * Failure is what went wrong in user code, in a shape that every language can show and match on.
+ *
+ * Some names are the same on the wire in every language, whatever its class is called:
+ * - of steps: StepTimeoutError (an execution took too long), StepMaxAttemptsExceeded (executions began as often as they may, and
+ *   none reported an end), StepResultInvalid (the result cannot be stored), WaitForEventTimeoutError (no event came in time),
+ *   CancelledError (whoever called the step withdrew from it);
+ * - of hooks: JobTimeoutError, JobMaxAttemptsExceeded, WorkerLost (the holder was lost during the execution),
+ *   HOOK_HANDLER_NOT_FOUND, WEBHOOK_FAILED, SSRF_BLOCKED;
+ * - of runs, where the code misuses steps: DuplicateStepKey, StepTypeMismatch, MaxStepsExceeded, InvalidStepName; and the name of a
+ *   reason, where a frame was refused;
+ * - of user code that says that trying again is pointless: NonRetryableError, or a name of its own.
+ */
 export interface Failure {
-  /**
-   * Class or kind of the error, such as "ValueError" or "StepMaxAttemptsExceeded". At most 256 characters; a
-   * longer one is cut.
-   */
+  /** Class or kind of the error, such as "ValueError". At most 256 characters; a longer one is cut. Empty: "UNKNOWN_ERROR". */
   name: string;
-  /** What it said. At most 4 KiB; a longer one is cut. */
+  /** What it said. At most 4,096 characters; a longer one is cut. */
   message: string;
   /** True if the handler said that trying again is pointless (NonRetryableError). */
   nonRetryable: boolean;
-  /** Stack trace or other help for people. At most 16 KiB; a longer one is cut. */
+  /** Stack trace or other help for people. At most 16,384 characters; a longer one is cut. */
   details: string;
 }
 

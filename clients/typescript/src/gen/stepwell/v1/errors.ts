@@ -15,9 +15,11 @@ export const protobufFileName = "stepwell/v1/errors.proto";
  * Why a call was refused: the machine-readable half of every error.
  *
  * A failed call ends with a google.rpc.Status that carries exactly one google.rpc.ErrorInfo. Its "domain" is
- * "stepwell.v1", its "reason" is the name of a value below without the prefix "ERROR_REASON_", and its "metadata" holds
- * every value that the message mentions. Field errors also carry google.rpc.BadRequest, and where waiting helps,
- * google.rpc.RetryInfo. The gRPC code says what to do:
+ * "stepwell.v1", its "reason" is the name of a value below without the prefix "ERROR_REASON_", and its "metadata" has the
+ * keys that the comment of the reason lists, and no others; values are cut after 100 characters. A refusal of
+ * TransactionService.Commit has "operation" besides: the place of the refused operation, from 0. What has "field" also carries
+ * google.rpc.BadRequest. Where waiting helps there is a google.rpc.RetryInfo, and clients wait that long, plus jitter,
+ * before they repeat the call. The gRPC code says what to do:
  *
  * INVALID_ARGUMENT fix the request; NOT_FOUND stop; ALREADY_EXISTS use the existing one; FAILED_PRECONDITION change
  * the resource first; ABORTED drop this attempt and read again; RESOURCE_EXHAUSTED back off; UNAVAILABLE repeat the same
@@ -80,7 +82,7 @@ export enum ErrorReason {
   ERROR_REASON_SERVER_DEADLINE = 34,
   /** ERROR_REASON_CONFLICT - ABORTED: the transaction lost against others too often. Read again, then decide. */
   ERROR_REASON_CONFLICT = 35,
-  /** ERROR_REASON_UNAUTHENTICATED - UNAUTHENTICATED: no credential, or one that is not (or no longer) valid. */
+  /** ERROR_REASON_UNAUTHENTICATED - UNAUTHENTICATED: no credential (metadata "authorization: Bearer TOKEN"), or one that is not, or no longer, valid. */
   ERROR_REASON_UNAUTHENTICATED = 40,
   /** ERROR_REASON_PERMISSION_DENIED - PERMISSION_DENIED: a valid credential without the right to do this here. Metadata: "category". */
   ERROR_REASON_PERMISSION_DENIED = 41,

@@ -113,7 +113,7 @@ export interface TriggerHooksItem {
    * One that exists: HOOK_ID_ALREADY_EXISTS, whatever became of it. Empty: the server makes a random one.
    */
   hookId: string;
-  /** What the handler gets. Unset: the empty JSON object. */
+  /** What the handler gets. Unset, or without a body: the empty JSON object. */
   payload?:
     | Payload
     | undefined;

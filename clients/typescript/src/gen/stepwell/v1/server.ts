@@ -208,7 +208,7 @@ export interface DatabaseInfo {
 
 /**
  * Limits are what the server accepts, the same on every replica if operators configure them so. SDKs check against
- * them before they send.
+ * them before they send, or split by the "limit" of a BATCH_TOO_LARGE.
  */
 export interface Limits {
   /** Largest message in either direction, in bytes. */
@@ -221,7 +221,7 @@ export interface Limits {
   maxBatchItems: number;
   /** Most steps of one run, sleeps not counted. */
   maxStepsPerRun: number;
-  /** Most undelivered events of one instance. */
+  /** Most undelivered events of one instance; one that a step waits for is taken besides. */
   maxPendingEvents: number;
   /** Largest page of a list; larger requests are treated as this. */
   maxPageSize: number;

@@ -153,9 +153,14 @@ export enum Stop {
   STOP_UNSPECIFIED = 0,
   /** STOP_NONE - Go on. */
   STOP_NONE = 1,
-  /** STOP_PAUSE - The run pauses here: begin no further body, drop the run. */
+  /**
+   * STOP_PAUSE - The run is to pause: begin no further body. Bodies that execute go on and are reported, and the lease is held, until an Ack
+   * says "released". A run whose bodies have all ended and that waits to begin others is given up by Suspend with "yields". That a
+   * pause was withdrawn is not told: with each Heartbeat a worker that waits like this, with nothing unanswered, names the bodies
+   * again (BeginSteps), and the Ack says whether they may begin.
+   */
   STOP_PAUSE = 2,
-  /** STOP_CANCEL - The run is over: stop executing, drop the run. */
+  /** STOP_CANCEL - The run is over: to be treated like Stale. No server sends it yet. */
   STOP_CANCEL = 3,
   UNRECOGNIZED = -1,
 }
@@ -361,6 +366,7 @@ export interface WorkerFrame {
   /**
    * Step bodies that begin once this frame is durable. If the worker is lost, an attempt is charged to exactly the
    * bodies that are open: named here, and not closed by a StepDone or StepFailed. At most 10,000 (INVALID_FIELD).
+   * Ignored beside Suspend and Finish, which close all bodies without charging them.
    */
   opens: OpenStep[];
   /** What it says. Unset, or unknown to the server: ignored. */
@@ -448,8 +454,8 @@ export interface ServerFrame {
     /**
      * The numbered frame was refused and changed nothing; its number is used up, and the frames after it count as if
      * it had not been sent. Sent again, it is refused again if it cannot be read, and acknowledged if it was refused for what the run
-     * was then: check before sending. The task is still held. A number that leaves a gap is refused and not used up. For a frame without a number:
-     * Credit, answered with number 0.
+     * was then: check before sending. The task is still held; "Refusals" above says what the worker does. A number that leaves a gap
+     * is refused and not used up. Of the frames without a number, Credit can be refused, with number 0.
      */
     { $case: "refused"; value: ItemError }
     | undefined;
@@ -527,7 +533,10 @@ export interface HeldTask {
  * uses one up; a Task that answers NeedState does not. A new stream begins with none.
  */
 export interface Credit {
-  /** Tasks to add. Zero or negative is INVALID_FIELD; what exceeds Welcome.max_credit in all is dropped. */
+  /**
+   * Tasks to add. Zero or negative is INVALID_FIELD; what exceeds Welcome.max_credit in all is dropped. A worker grants
+   * min(its room, max_credit) minus what it holds after Welcome, then one for each task that it has given up or ended.
+   */
   tasks: number;
 }
 
@@ -549,8 +558,10 @@ export interface OpenStep {
     | StepPolicy
     | undefined;
   /**
-   * True: the body is executing already. The first bodies after a Task begin before any frame can name them; the first
-   * numbered frame names those that are still executing. A run that is to pause waits for these, and begins no others.
+   * True: the body is executing already. The first bodies after a Task may begin before any frame names them, unless the clock is
+   * virtual or there is no stream. Those that still execute are named by the first numbered frame, or by BeginSteps once a quarter
+   * of heartbeat_interval has passed, or before Goodbye, whichever comes first. A run that is to pause waits for these, and
+   * begins no others.
    */
   begun: boolean;
 }
@@ -567,10 +578,12 @@ export interface StepPolicy {
 
 /**
  * StepDone stores what a step's body returned. Refusals: PAYLOAD_TOO_LARGE, PAYLOAD_TOO_DEEP, PAYLOAD_NOT_JSON,
- * STEP_TYPE_MISMATCH, MAX_STEPS_EXCEEDED, INVALID_STEP_NAME.
+ * STEP_TYPE_MISMATCH, MAX_STEPS_EXCEEDED, INVALID_STEP_NAME, DURATION_OUT_OF_RANGE of a policy, INVALID_FIELD of a policy or of an
+ * attempt that is below 1 or above the maximum. Every numbered frame can be refused with MALFORMED_REQUEST, ENUM_VALUE_UNKNOWN, and
+ * INVALID_FIELD for a gap before its number.
  */
 export interface StepDone {
-  /** Name of the step. 1 to 256 characters, kept as it is. */
+  /** Name of the step. 1 to 256 characters (Unicode code points), kept as it is. */
   name: string;
   /**
    * Which execution returned, from 1. If a later one is open by now, the frame is acknowledged and the result dropped. If
@@ -635,7 +648,8 @@ export interface EventWait {
 
 /**
  * Suspend says that nothing of the run is executing and that every branch waits. Ack.released says whether the task is given up:
- * if something had come meanwhile it is not, and Resolved follows under the same fence.
+ * if something had come meanwhile it is not, and Resolved follows under the same fence. Nothing more is sent about the task until
+ * the answer is there. Refusals: INVALID_FIELD if nothing of the run waits and it does not yield.
  */
 export interface Suspend {
   /** True: the worker keeps the run in memory and can go on from Resolved or from a Task without state. */
@@ -643,7 +657,8 @@ export interface Suspend {
   /**
    * Newest revision that the worker has heard of from Task or Resolved; not from an Ack, which may be newer than something that
    * was resolved and is on its way. If something was resolved after it, the task is not given up and Resolved comes again.
-   * 0: not said.
+   * Always to be sent: without it a Resolved that crosses with this frame is missed, and the run sleeps on until something else
+   * wakes it.
    */
   knownRevision: bigint;
   /**
@@ -655,7 +670,8 @@ export interface Suspend {
 
 /**
  * Finish says that the workflow function has ended. Not applied if the run is to pause first (Ack.stop): then it is
- * executed to its end again after the resume.
+ * executed to its end again after the resume. Bodies that still execute are abandoned, and not charged. Refusals: as those of
+ * the payload in StepDone.
  */
 export interface Finish {
   /** How it ended. Unset: it returned nothing. */
@@ -671,7 +687,7 @@ export interface Finish {
 
 /**
  * Outcome says how the handler of a job ended, in one frame with number 1. The server decides whether it is tried again: Ack.wake_at
- * says when. If the execution took too long for the server (Cancel came), the frame is stale.
+ * says when. If the execution took too long for the server, or the job was cancelled, the answer is Stale with LEASE_LOST.
  */
 export interface Outcome {
   /** How it ended. Unset: it returned. */
@@ -699,7 +715,8 @@ export interface BeginSteps {
 
 /**
  * NeedState asks for all state of a task that was sent with "cached" set, as its run is no longer in memory. The answer is the
- * Task again, under the same fence, with everything.
+ * Task again, under the same fence, with everything; it uses up no credit. A worker sends it when all its frames under that fence
+ * are answered, so that no result of its own is missing; a Resolved that comes meanwhile is kept and applied after it.
  */
 export interface NeedState {
   /**
@@ -720,7 +737,10 @@ export interface Goodbye {
 export interface Welcome {
   /** Version of the server. */
   serverVersion: string;
-  /** Version of this protocol that is spoken on the stream. */
+  /**
+   * Version of this protocol that is spoken on the stream: the lower one of Hello's and the server's highest. A worker goes on
+   * unless it is higher than its own.
+   */
   protocolVersion: number;
   /** Replica that holds the stream. */
   replicaId: string;
@@ -748,7 +768,7 @@ export interface Welcome {
   ackWindow?:
     | Duration
     | undefined;
-  /** How long tasks are kept for the worker when its stream breaks. */
+  /** How long tasks are kept for the worker when its stream breaks. Its own limit is longer: see "Executions" above. */
   reconnectGrace?:
     | Duration
     | undefined;
@@ -816,10 +836,12 @@ export interface WorkflowInput {
   more: boolean;
   /**
    * Earlier holders that were lost after they had begun, with no body known to be open. The first bodies that begin have
-   * had so many executions already.
+   * had so many executions already: each is execution number StepState.attempts + 1 + interruptions. Where that is above the maximum
+   * (StepState.max_attempts, or the policy of a step that is not stored yet), the body does not begin, and the worker reports
+   * StepFailed with the maximum as its attempt and the non-retryable failure StepMaxAttemptsExceeded.
    */
   interruptions: number;
-  /** Suspend after this many steps. 0: no limit. */
+  /** Suspend with "yields" after this many steps: bodies begun and waits opened, sleeps included. 0: no limit. */
   maxSteps: number;
 }
 
@@ -861,7 +883,10 @@ export interface StepState {
   name: string;
   /** What kind of step it is. */
   type: StepType;
-  /** Where it stands. PENDING: execute its body, as execution number "attempts" + 1. */
+  /**
+   * Where it stands. PENDING, and only that: execute its body, as execution number "attempts" + 1. WAITING: the server will say
+   * when. RUNNING is never sent here.
+   */
   status: StepStatus;
   /** Executions that began. */
   attempts: number;
@@ -903,7 +928,10 @@ export interface Ack {
   stop: Stop;
   /** The task is no longer held: a Suspend or Finish was applied, or the run was paused. */
   released: boolean;
-  /** For Wait: the time that was stored. For StepFailed and Outcome: when it is executed again; unset if it never is. */
+  /**
+   * For Wait: the time that was stored. For StepFailed and Outcome: when it is executed again; unset if it never is. For a
+   * repeated StepFailed whose time has come: now.
+   */
   wakeAt?:
     | Date
     | undefined;
@@ -911,9 +939,15 @@ export interface Ack {
   revision: bigint;
 }
 
-/** Stale says that the lease is lost. */
+/**
+ * Stale says that the lease is lost: stop executing, drop the task, and give credit for it. It is also how a worker hears of
+ * everything that ends its work from outside.
+ */
 export interface Stale {
-  /** Why: LEASE_LOST or RUN_SUPERSEDED. */
+  /**
+   * Why. RUN_SUPERSEDED: the run was terminated or restarted. LEASE_LOST: another holds the task, or a report contradicted what is
+   * stored, or the hook was cancelled or took too long.
+   */
   reason: ErrorReason;
 }
 
@@ -925,17 +959,20 @@ export interface Resolved {
   revision: bigint;
 }
 
-/** Cancel says to stop executing, and to report nothing more of it. */
+/** Cancel says to stop executing, and to report nothing more of it. What becomes of the step follows in Resolved. */
 export interface Cancel {
-  /** Only the open execution of this step, which has timed out. Empty: the whole task. */
+  /**
+   * The open execution of this step, which has timed out. Empty: the whole task, to be treated like Stale; no server sends that
+   * yet.
+   */
   step: string;
   /** Why, for people. */
   reason: string;
 }
 
 /**
- * Drain says that the server is going away. Send what is ready, connect to another replica with the same session, and
- * carry on: leases keep their full length.
+ * Drain says that the server is going away. Send what is ready, close your side of the stream, connect again at once with the same
+ * session, to another replica if there is one, and carry on: leases keep their full length.
  */
 export interface Drain {
   /** When the stream will be cut, counted from now. */
@@ -7219,26 +7256,50 @@ export const ServerHeartbeat: MessageFns<ServerHeartbeat> = {
  *
  * Holding work. A task is leased to one session at a time. The lease is known by (session_id, task_id, fence): every claim
  * issues a new fence, numbers are never used twice. Whoever presents an old fence is told so (Stale, or LEASE_LOST) and must
- * drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and each Heartbeat that names the
- * task renews it. A worker stops a task by itself when its last successful renewal is a lease minus a margin ago.
+ * drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and what shows that the worker holds the task
+ * renews it: a Heartbeat that names it, a numbered frame about it, a Hello that lists it. A worker stops a task by itself when its
+ * last renewal that was answered was sent lease - min(lease / 3, heartbeat_interval / 2) ago.
+ *
+ * Executions are at least once. A worker whose stream is lost goes on until that time, while the server hands its tasks to others
+ * after reconnect_grace: for a while a body can be executing in both. Only one of them can report it.
  *
  * Reporting. Frames about a task carry a number per (task, fence), from 1 without gaps. They are applied in that order and
  * once: a repeated number is acknowledged again and changes nothing. A worker keeps each frame until it is acknowledged
- * and sends it again after a reconnect. No step body begins while an earlier result of its run is not acknowledged;
- * the workflow function itself may go on meanwhile.
+ * or refused, also while it starts the function over, and sends it again after a reconnect. A step body begins when the frame that
+ * names it (opens) is acknowledged, and that frame follows all results that the function had seen when it asked for the step: so
+ * these are durable by then. Other results may still be on their way, and the function itself may go on meanwhile. Only the first
+ * bodies after a Task may begin unnamed (OpenStep.begun).
+ *
+ * Reading. A worker takes in all frames of a message before it acts on any, and of what they say of one step the newest holds:
+ * a Resolved outweighs the Ack beside it.
+ *
+ * Refusals. A frame that was refused would be refused again, so the worker gives the run up: it unwinds the function, keeps and
+ * repeats what is not answered yet without acting on the answers, and sends Finish with a failure whose name is the reason. There
+ * are two exceptions. A refused Suspend that crossed with a Resolved is forgotten, and the run goes on. After a refused Finish
+ * with a failure the worker drops the task.
+ *
+ * Virtual clocks (Welcome.virtual_clock). A worker names every body and begins it when that is acknowledged, and has no timers of
+ * its own: the server ends executions that take too long by Cancel, and those of hooks by Stale.
  *
  * Reconnecting. The new stream's Hello lists every task the worker still holds. Those move to the new stream; all others of the
  * session go back to be claimed again at once. A stream that ends without Goodbye leaves its tasks a short grace. A worker that
  * has stopped all its tasks by itself therefore opens another stream: until its Hello says so, the server believes that it holds them.
+ *
+ * Giving back. No frame gives back one task that has not been executed, such as one for a handler that the worker does not
+ * host: it sends nothing about it, and the lease ends by itself.
  *
  * Frames of a kind that one side does not know are ignored. The server owns all timers, retries and backoff.
  */
 export type WorkerServiceService = typeof WorkerServiceService;
 export const WorkerServiceService = {
   /**
-   * Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors: HELLO_REQUIRED, HELLO_TIMEOUT,
-   * PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, DUPLICATE_HANDLER, SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
-   * STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
+   * Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors of Hello:
+   * HELLO_REQUIRED, HELLO_TIMEOUT, PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, INVALID_FIELD,
+   * INVALID_WORKFLOW_NAME, INVALID_HOOK_NAME, DUPLICATE_HANDLER, STREAM_LIMIT. At any time: SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
+   * SHUTTING_DOWN, DATABASE_UNAVAILABLE, UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST, INVALID_FIELD. After INVALID_ARGUMENT,
+   * NOT_FOUND, FAILED_PRECONDITION, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED with a reason of Stepwell's the worker drops
+   * everything and ends; after any other end it connects again, after a random pause of up to 0.1 s, doubling to 5 s. After
+   * Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
    */
   connect: {
     path: "/stepwell.v1.WorkerService/Connect" as const,
@@ -7322,9 +7383,13 @@ export const WorkerServiceService = {
 
 export interface WorkerServiceServer extends UntypedServiceImplementation {
   /**
-   * Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors: HELLO_REQUIRED, HELLO_TIMEOUT,
-   * PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, DUPLICATE_HANDLER, SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
-   * STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
+   * Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors of Hello:
+   * HELLO_REQUIRED, HELLO_TIMEOUT, PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, INVALID_FIELD,
+   * INVALID_WORKFLOW_NAME, INVALID_HOOK_NAME, DUPLICATE_HANDLER, STREAM_LIMIT. At any time: SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
+   * SHUTTING_DOWN, DATABASE_UNAVAILABLE, UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST, INVALID_FIELD. After INVALID_ARGUMENT,
+   * NOT_FOUND, FAILED_PRECONDITION, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED with a reason of Stepwell's the worker drops
+   * everything and ends; after any other end it connects again, after a random pause of up to 0.1 s, doubling to 5 s. After
+   * Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
    */
   connect: handleBidiStreamingCall<ConnectRequest, ConnectResponse>;
   /**
@@ -7358,9 +7423,13 @@ export interface WorkerServiceServer extends UntypedServiceImplementation {
 
 export interface WorkerServiceClient extends Client {
   /**
-   * Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors: HELLO_REQUIRED, HELLO_TIMEOUT,
-   * PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, DUPLICATE_HANDLER, SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
-   * STREAM_LIMIT. After Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
+   * Connect is the worker's stream. The first frame must be Hello within 10 seconds. Errors of Hello:
+   * HELLO_REQUIRED, HELLO_TIMEOUT, PROTOCOL_UNSUPPORTED, NAMESPACE_NOT_FOUND, INVALID_SESSION_ID, INVALID_FIELD,
+   * INVALID_WORKFLOW_NAME, INVALID_HOOK_NAME, DUPLICATE_HANDLER, STREAM_LIMIT. At any time: SUPERSEDED, FRAME_RATE, SLOW_CONSUMER,
+   * SHUTTING_DOWN, DATABASE_UNAVAILABLE, UNAUTHENTICATED, PERMISSION_DENIED, MALFORMED_REQUEST, INVALID_FIELD. After INVALID_ARGUMENT,
+   * NOT_FOUND, FAILED_PRECONDITION, UNAUTHENTICATED, PERMISSION_DENIED or UNIMPLEMENTED with a reason of Stepwell's the worker drops
+   * everything and ends; after any other end it connects again, after a random pause of up to 0.1 s, doubling to 5 s. After
+   * Drain the server ends the stream with OK once the worker has closed its side. Idempotent.
    */
   connect(): ClientDuplexStream<ConnectRequest, ConnectResponse>;
   connect(options: Partial<CallOptions>): ClientDuplexStream<ConnectRequest, ConnectResponse>;

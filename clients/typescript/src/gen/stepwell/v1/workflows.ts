@@ -388,7 +388,7 @@ export interface CreateInstanceRequest {
    * (INVALID_INSTANCE_ID). Empty: the server makes a random one.
    */
   instanceId: string;
-  /** What the workflow's code gets as its event's payload. Unset: the empty JSON object. */
+  /** What the workflow's code gets as its event's payload. Unset, or without a body: the empty JSON object. */
   params?:
     | Payload
     | undefined;
@@ -7374,7 +7374,8 @@ export const WorkflowServiceService = {
   },
   /**
    * SendEvent stores an event for the current run, and wakes the instance if a step waits for it. It is kept until a step waits
-   * for its type, also while the instance is paused. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
+   * for its type, also while the instance is paused. An instance keeps so many that no step has taken (LIMIT_PENDING_EVENTS); one
+   * that a step waits for is stored besides. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
    * INVALID_EVENT_TYPE, LIMIT_PENDING_EVENTS, PAYLOAD_TOO_LARGE. Idempotent with request_id.
    */
   sendEvent: {
@@ -7491,7 +7492,8 @@ export interface WorkflowServiceServer extends UntypedServiceImplementation {
   restartInstance: handleUnaryCall<RestartInstanceRequest, RestartInstanceResponse>;
   /**
    * SendEvent stores an event for the current run, and wakes the instance if a step waits for it. It is kept until a step waits
-   * for its type, also while the instance is paused. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
+   * for its type, also while the instance is paused. An instance keeps so many that no step has taken (LIMIT_PENDING_EVENTS); one
+   * that a step waits for is stored besides. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
    * INVALID_EVENT_TYPE, LIMIT_PENDING_EVENTS, PAYLOAD_TOO_LARGE. Idempotent with request_id.
    */
   sendEvent: handleUnaryCall<SendEventRequest, SendEventResponse>;
@@ -7691,7 +7693,8 @@ export interface WorkflowServiceClient extends Client {
   ): ClientUnaryCall;
   /**
    * SendEvent stores an event for the current run, and wakes the instance if a step waits for it. It is kept until a step waits
-   * for its type, also while the instance is paused. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
+   * for its type, also while the instance is paused. An instance keeps so many that no step has taken (LIMIT_PENDING_EVENTS); one
+   * that a step waits for is stored besides. Errors: INSTANCE_NOT_FOUND, INSTANCE_TERMINAL,
    * INVALID_EVENT_TYPE, LIMIT_PENDING_EVENTS, PAYLOAD_TOO_LARGE. Idempotent with request_id.
    */
   sendEvent(
