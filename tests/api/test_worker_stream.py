@@ -32,12 +32,14 @@ class Revocable(AllowAll):
     """Whoever says a name may come in, until it is revoked."""
 
     revoked: set[str] = set()
+    passed_on: dict[str, str] = {}
+    """Names of those that have the credentials of others by now."""
 
     async def authenticate(self, caller: Caller) -> Principal:
         name = str(caller.metadata.get("authorization", "anonymous"))
         if name in self.revoked:
             raise Unauthenticated("the credential has expired")
-        return Principal(name)
+        return Principal(self.passed_on.get(name, name))
 
     def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
         return namespace in ("", "default")
@@ -174,6 +176,20 @@ async def test_a_credential_that_expires_ends_the_stream(
 
     assert ended(worker) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
     assert (await other.beat()).credit == 1
+
+
+async def test_a_stream_ends_when_its_credential_becomes_that_of_another(
+    start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its session, and what that holds, is the former principal's."""
+    monkeypatch.setattr(streams, "CHECKED_EVERY", 0.02)
+    server = await start_server(sqlite_url, policy=REVOCABLE)
+    worker = await hire_at(server, metadata=(("authorization", "anna"),))
+    monkeypatch.setattr(Revocable, "passed_on", {"anna": "ben"})
+
+    await worker.until_over()
+
+    assert ended(worker) == ("UNAUTHENTICATED", "UNAUTHENTICATED")
 
 
 async def test_a_stream_needs_permission_for_its_namespace(

@@ -15,7 +15,7 @@ from grpc import StatusCode, aio
 from stepwell.v1.transactions_pb2 import CommitRequest
 from stepwell_server.api import validate
 from stepwell_server.api.access import METHODS, OPEN_METHODS, Caller, Category, Policy, Principal
-from stepwell_server.domain.errors import Internal, PermissionDenied, StepwellError
+from stepwell_server.domain.errors import Internal, PermissionDenied, StepwellError, Unauthenticated
 from stepwell_server.domain.times import Micros
 from stepwell_server.engine.intake import Item
 from stepwell_server.engine.requests import Request
@@ -76,7 +76,10 @@ class Call:
 
     async def authorise(self) -> None:
         """Ask again, of a stream that is open for long, whether its caller may be here."""
+        opened_by = self.principal.name
         await self.authenticate()
+        if self.principal.name != opened_by:  # whose session it is, and whose place
+            raise Unauthenticated("the credential is that of another by now; open another stream")
         for namespace, category in list(self.granted):
             self.permit(namespace, category)
 
