@@ -4,14 +4,27 @@ from __future__ import annotations
 
 import asyncio
 import gzip
+from typing import Any
 
 import grpc
 import pytest
+from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.message_factory import GetMessageClass
 from google.protobuf.timestamp_pb2 import Timestamp
+from grpc import aio
 
-from stepwell.errors import reason_name
-from stepwell.v1 import clock_pb2, hooks_pb2, namespaces_pb2, server_pb2, transactions_pb2, workflows_pb2
+from stepwell.errors import failure_of, reason_name
+from stepwell.v1 import (
+    clock_pb2,
+    dispatchers_pb2,
+    hooks_pb2,
+    namespaces_pb2,
+    server_pb2,
+    transactions_pb2,
+    workers_pb2,
+    workflows_pb2,
+)
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell.v1.common_pb2 import RetryPolicy
 from stepwell.v1.errors_pb2 import ItemError
@@ -263,6 +276,39 @@ async def test_a_message_over_four_mebibytes_is_refused(sqlite_server: Served) -
     error = await refusal(raw.send(sqlite_server.channel, raw.CREATE, body))
 
     assert error.code is grpc.StatusCode.RESOURCE_EXHAUSTED
+
+
+UNARY = [
+    (service, method)
+    for file in (clock_pb2, dispatchers_pb2, hooks_pb2, namespaces_pb2, transactions_pb2, workers_pb2, workflows_pb2)
+    for service in file.DESCRIPTOR.services_by_name.values()
+    for method in service.methods
+    if not method.client_streaming and not method.server_streaming
+]
+HONEST = {"workflow": "order", "instance_id": "one", "hook_id": "one", "name": "welcome", "session_id": "0" * 32}
+
+
+@pytest.mark.parametrize("sign", ["x", "\U0001f600"], ids=["ascii", "wide"])
+async def test_a_refusal_repeats_little_of_what_it_refuses(sqlite_server: Served, hire_at: Hire, sign: str) -> None:
+    await hire_at(sqlite_server, credit=0)
+    said: dict[str, int] = {}
+
+    for service, method in UNARY:
+        kind: Any = GetMessageClass(method.input_type)
+        honest = {name: text for name, text in HONEST.items() if name in kind.DESCRIPTOR.fields_by_name}
+        for field in kind.DESCRIPTOR.fields:
+            if field.type != FieldDescriptor.TYPE_STRING or field.is_repeated:
+                continue
+            body = kind(**honest | {field.name: sign * 20_000}).SerializeToString()
+            try:
+                await raw.send(sqlite_server.channel, f"/{service.full_name}/{method.name}", body)
+            except aio.AioRpcError as error:
+                assert failure_of(error).reason, (method.name, field.name)
+                trailer = sum(len(key) + len(value) for key, value in error.trailing_metadata() or ())
+                said[f"{method.name}.{field.name}"] = trailer + len((error.details() or "").encode())
+
+    assert len(said) > 50
+    assert {where: size for where, size in said.items() if size > 2048} == {}
 
 
 async def test_a_compressed_bomb_is_refused(sqlite_server: Served) -> None:
