@@ -18,8 +18,12 @@ from sqlalchemy import make_url
 from xdist.scheduler import LoadScopeScheduling
 
 from stepwell_server import app as application
+from stepwell_server.domain.payloads import Payload
 from stepwell_server.storage import migrate
+from stepwell_server.storage import runs as stored_runs
+from stepwell_server.storage import workflows as stored_workflows
 from stepwell_server.storage.database import Database
+from stepwell_server.storage.payloads import from_text
 from tests.support import templates
 from tests.support.flaky import Retries
 from tests.support.postgres import PostgresServer
@@ -84,6 +88,21 @@ def postgres() -> Iterator[PostgresServer]:
     """A PostgreSQL server for the whole session: the one STEPWELL_TEST_PG names, or one from the wheel."""
     with PostgresServer.start() as server:
         yield server
+
+
+@pytest.fixture
+def payload_bytes(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How many bytes each stored payload of a workflow has that was read."""
+    read: list[int] = []
+
+    def counting(text: str | None) -> Payload | None:
+        if text is not None:
+            read.append(len(text))
+        return from_text(text)
+
+    for store in (stored_workflows, stored_runs):
+        monkeypatch.setattr(store, "from_text", counting)
+    return read
 
 
 @pytest.fixture(params=["sqlite", "postgresql"])

@@ -188,6 +188,19 @@ async def test_a_page_of_large_instances_is_cut_to_fit_into_a_message(worker: Ha
     assert len(pages) > 1
 
 
+async def test_a_page_of_large_instances_costs_no_more_than_it_shows(
+    worker: HandWorker, flows: Flows, payload_bytes: list[int]
+) -> None:
+    for number in range(6):
+        await flows.create(f"i{number}", '"' + "x" * 1_000_000 + '"')
+    payload_bytes.clear()
+
+    page = await flows.list(view=pb.INSTANCE_VIEW_FULL)
+
+    assert len(page.instances) == 2
+    assert sum(payload_bytes) < page.ByteSize()
+
+
 async def test_a_page_of_instances_with_large_labels_fits_into_a_message(worker: HandWorker, flows: Flows) -> None:
     """Characters of four bytes: 32 labels of 100 and 100 of them are 25 KiB, and a hundred such instances 2.5 MiB."""
     labels = {"😀" * 98 + f"{number:02}": "😀" * 100 for number in range(32)}
@@ -280,6 +293,22 @@ async def test_a_history_can_be_that_of_an_earlier_run(worker: HandWorker, flows
         assert (error.code.name, error.reason) == ("NOT_FOUND", "RUN_NOT_FOUND")
     token = (await flows.history("one", run_number=0, page_size=1)).next_page_token
     assert (await refusal(flows.history("one", run_number=1, page_token=token))).reason == "PAGE_TOKEN_INVALID"
+
+
+async def test_a_page_of_a_large_history_costs_no_more_than_it_shows(
+    worker: HandWorker, flows: Flows, payload_bytes: list[int]
+) -> None:
+    await flows.create("one")
+    await worker.say(grant(1))
+    job = await worker.take()
+    for number in range(6):
+        await job.tell(done(f"s{number}", '"' + "x" * 1_000_000 + '"'))
+    payload_bytes.clear()
+
+    page = await flows.history("one")
+
+    assert [entry.step.name for entry in page.entries] == ["s0", "s1"]
+    assert sum(payload_bytes) < page.ByteSize()
 
 
 async def test_a_history_with_large_results_is_cut_to_fit_into_messages(worker: HandWorker, flows: Flows) -> None:

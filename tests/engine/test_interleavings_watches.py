@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.times import MINUTE
-from stepwell_server.domain.workflows import Instance, InstanceStatus
-from stepwell_server.engine.watches import Watcher
+from stepwell_server.domain.workflows import Head, Instance, InstanceStatus, NewInstance
+from stepwell_server.engine.intake import NO_ITEM
+from stepwell_server.engine.watches import MESSAGE_BYTES, Watcher
 from tests.support.runs import (
     BEGIN,
     FINISH,
@@ -17,13 +19,15 @@ from tests.support.runs import (
     held_before_commit,
     opens,
     sleeps,
+    until,
 )
 
 
-async def newest(watcher: Watcher) -> dict[str, Instance]:
+async def newest(engine: Engine, watcher: Watcher) -> dict[str, Instance]:
     """What a watcher is told next, by instance."""
     async with asyncio.timeout(10):
-        return {one.key.instance_id: one for one, _ in await watcher.take()}
+        told = [head.id for head, _ in await watcher.take()]
+        return {one.key.instance_id: one async for one in engine.watches.read(told)}
 
 
 async def watching(engine: Engine, *names: str) -> Watcher:
@@ -45,10 +49,10 @@ async def test_a_change_that_commits_after_a_later_one_was_seen_is_not_missed(re
     async with background(here.watches.run()):
         async with held_before_commit(there, there.pause("early"), label="call"):
             await here.pause("late")
-            assert set(await newest(watcher)) == {"late"}
+            assert set(await newest(here, watcher)) == {"late"}
         here.watches.note_all()
 
-        told = await newest(watcher)
+        told = await newest(here, watcher)
 
     assert told["early"].status is InstanceStatus.PAUSED and set(told) == {"early"}
 
@@ -62,7 +66,7 @@ async def test_a_pause_that_takes_effect_because_the_worker_is_lost_is_told(engi
 
     async with background(engine.watches.run()):
         await engine.lose_worker()
-        told = await newest(watcher)
+        told = await newest(engine, watcher)
 
     assert told["x"].status is InstanceStatus.PAUSED
 
@@ -117,7 +121,7 @@ async def test_what_changes_between_reading_and_following_is_told(engine: Engine
 
     async with background(engine.watches.run()):
         engine.watches.follow(watcher, read, read.revision, mark)
-        told = await newest(watcher)
+        told = await newest(engine, watcher)
 
     assert told["x"].status is InstanceStatus.COMPLETE
 
@@ -145,7 +149,65 @@ async def test_a_watcher_is_never_told_of_an_older_state_after_a_newer_one(engin
     old = await engine.get()
     await engine.say(mine, FINISH)
     async with background(engine.watches.run()):
-        assert (await newest(watcher))["x"].status is InstanceStatus.COMPLETE
-        engine.watches._offer(watcher, old)
+        assert (await newest(engine, watcher))["x"].status is InstanceStatus.COMPLETE
+        engine.watches._offer(watcher, Head(old.id, old.revision, old.status))
 
     assert not watcher.ready.is_set()
+
+
+async def test_a_watcher_that_has_no_room_costs_a_number_for_each_instance(
+    engine: Engine, payload_bytes: list[int]
+) -> None:
+    names = [f"x{number}" for number in range(6)]
+    for name in names:
+        new = NewInstance(engine.key(name), Payload('"' + "x" * 1_000_000 + '"'))
+        await engine.workflows.create(new, NO_ITEM)
+    watcher = await watching(engine, *names)
+    for name in names:
+        await engine.pause(name)
+    payload_bytes.clear()
+
+    async with background(engine.watches.run()):
+        told: dict[int, int] = {}
+        while len(told) < len(names):
+            told |= {head.id: head.revision for head, _ in await watcher.take()}
+        assert payload_bytes == []
+
+        reading = engine.watches.read(list(told))
+        seen = [await anext(reading)]
+        assert sum(payload_bytes) <= MESSAGE_BYTES
+        seen += [one async for one in reading]
+
+    assert [one.key.instance_id for one in seen] == names
+    assert {one.id: one.revision for one in seen} == told
+
+
+async def test_steps_that_changed_are_read_as_many_as_a_message_holds(engine: Engine, payload_bytes: list[int]) -> None:
+    mine = await engine.begin()
+    names = [f"s{number}" for number in range(6)]
+    for name in names:
+        await engine.say(mine, done(name, result='"' + "x" * 1_000_000 + '"'))
+    instance = await engine.get()
+    payload_bytes.clear()
+
+    reading = engine.workflows.changed_steps(instance, 0)
+    seen = [await anext(reading)]
+    assert sum(payload_bytes) <= MESSAGE_BYTES
+    seen += [step async for step in reading]
+
+    assert [step.name for step in seen] == names
+
+
+async def test_what_was_read_newer_than_it_was_told_is_not_told_again(engine: Engine) -> None:
+    await engine.create()
+    watcher = await watching(engine, "x")
+    async with background(engine.watches.run()):
+        await engine.pause()
+        told = [head.id for head, _ in await watcher.take()]
+        await engine.resume()
+        await until(lambda: bool(watcher.changed))
+        async for instance in engine.watches.read(told):
+            watcher.saw(instance)
+
+    assert instance.status is InstanceStatus.QUEUED
+    assert not watcher.changed

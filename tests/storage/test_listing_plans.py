@@ -38,11 +38,11 @@ class Question:
 
     def ask(self, tx: Tx) -> None:
         """The first page."""
-        assert len(listings.instances(tx, self.wanted, PAGE, None)) == PAGE
+        assert len(listings.instances(tx, self.wanted, PAGE, None)[0]) == PAGE
 
     def ask_on(self, tx: Tx) -> None:
         """A page from the middle, as a token would."""
-        assert len(listings.instances(tx, self.wanted, PAGE, [MIDDLE, MIDDLE])) == PAGE
+        assert len(listings.instances(tx, self.wanted, PAGE, [MIDDLE, MIDDLE])[0]) == PAGE
 
 
 def question(index: str, statements: int = 1, **options: Any) -> Question:

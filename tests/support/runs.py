@@ -307,7 +307,7 @@ class Engine:
         """The events of the current run."""
         instance = await self.get(instance_id)
         run = RunRef(instance.id, instance.run_number)
-        found = await self.db.run_tx(lambda tx: listings.history(tx, run, 1000, None, descending=False))
+        found, _ = await self.db.run_tx(lambda tx: listings.history(tx, run, 1000, None, descending=False))
         return [one for one in found if isinstance(one, Event)]
 
 

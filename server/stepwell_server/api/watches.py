@@ -11,14 +11,13 @@ from stepwell.v1 import workflows_pb2 as pb
 from stepwell_server.api import convert, streams, validate
 from stepwell_server.api.calls import Call
 from stepwell_server.domain.errors import StepwellError, StreamLimit
-from stepwell_server.domain.workflows import Instance, InstanceKey
+from stepwell_server.domain.workflows import Head, Instance, InstanceKey
 from stepwell_server.engine.run_calls import not_found
-from stepwell_server.engine.watches import Watcher
+from stepwell_server.engine.watches import MESSAGE_BYTES, Watcher
 from stepwell_server.engine.workflows import Workflows
 
 KEEPALIVE = 10.0
 """Seconds after which an empty message says that the server is there."""
-MESSAGE_BYTES = 3 * 1024 * 1024
 MOST_FOLLOWED = 10_000
 """Instances that one stream can follow."""
 MOST_REFUSALS = 500
@@ -117,7 +116,7 @@ class WatchStream:
 
     async def _next(self) -> AsyncIterator[pb.WatchInstancesResponse]:
         """The next messages: what was refused and what has changed, split by size, or a keepalive."""
-        changed: list[tuple[Instance, int]] = []
+        changed: list[tuple[Head, int]] = []
         with suppress(TimeoutError):
             async with asyncio.timeout(KEEPALIVE):
                 changed = await self.watcher.take()
@@ -138,29 +137,32 @@ class WatchStream:
         return pb.WatchInstancesResponse(now=convert.timestamp_to_pb(now), draining=self.watcher.is_draining)
 
     async def _news(
-        self, refusals: Sequence[pb.InstanceChange], changed: Sequence[tuple[Instance, int]]
+        self, refusals: Sequence[pb.InstanceChange], changed: Sequence[tuple[Head, int]]
     ) -> AsyncIterator[pb.InstanceChange]:
         for refusal in refusals:
             yield refusal
-        for instance, known in changed:
-            for change in await self._changes(instance, known):
+        known = {head.id: revision for head, revision in changed}
+        async for instance in self.workflows.watches.read(list(known)):
+            self.watcher.saw(instance)
+            async for change in self._changes(instance, known[instance.id]):
                 yield change
 
-    async def _changes(self, instance: Instance, known: int) -> list[pb.InstanceChange]:
+    async def _changes(self, instance: Instance, known: int) -> AsyncIterator[pb.InstanceChange]:
         """The instance, with the steps that changed if they were asked for; again for those that do not fit."""
-        changes = [pb.InstanceChange(instance=convert.instance_to_pb(instance))]
+        change = pb.InstanceChange(instance=convert.instance_to_pb(instance))
         followed = self.followed.get(instance.key)
-        if followed is None or not followed.target.include_steps:
-            return changes
-        size = changes[0].ByteSize()
-        for step in map(convert.step_to_pb, await self.workflows.changed_steps(instance, known)):
-            size += step.ByteSize()
-            if size > MESSAGE_BYTES and changes[-1].steps:
-                changes[-1].more_steps = True
-                changes.append(pb.InstanceChange(instance=convert.instance_to_pb(instance, payloads=False)))
-                size = step.ByteSize()
-            changes[-1].steps.append(step)
-        return changes
+        if followed is not None and followed.target.include_steps:
+            size = change.ByteSize()
+            async for one in self.workflows.changed_steps(instance, known):
+                step = convert.step_to_pb(one)
+                size += step.ByteSize()
+                if size > MESSAGE_BYTES and change.steps:
+                    change.more_steps = True
+                    yield change
+                    change = pb.InstanceChange(instance=convert.instance_to_pb(instance, payloads=False))
+                    size = step.ByteSize()
+                change.steps.append(step)
+        yield change
 
 
 def _key(target: pb.WatchTarget) -> InstanceKey:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from stepwell_server.domain.errors import PageSizeInvalid
-from stepwell_server.domain.traces import trace_size
 
 DEFAULT_PAGE_SIZE = 25
 
@@ -14,6 +14,7 @@ PAGE_BYTES = 2 * 1024 * 1024
 """How much that callers and workers brought goes into one page."""
 
 T = TypeVar("T")
+K = TypeVar("K")
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,16 +39,25 @@ class Page(Generic[T]):
     next_token: str
 
 
-def fitting(found: list[T], limit: int) -> tuple[list[T], bool]:
-    """As many as the page may have and a message can hold, at least one; and whether there are more."""
-    size = 0
-    for count, one in enumerate(found[:limit]):
-        payloads = [getattr(one, name, None) for name in ("params", "output", "result", "payload")]
-        size += sum(payload.size for payload in payloads if payload is not None)
-        size += sum(4 * (len(name) + len(value)) for name, value in getattr(one, "labels", {}).items())
-        size += trace_size(getattr(one, "trace", {}))
-        failure = getattr(one, "failure", None)
-        size += 0 if failure is None else 4 * (len(failure.message) + len(failure.details))
-        if count and size > PAGE_BYTES:
-            return found[:count], True
-    return found[:limit], len(found) > limit
+def fit(sizes: Sequence[int], limit: int) -> tuple[int, bool]:
+    """How many of items with these sizes go into a page and into a message, at least one; and whether more are left."""
+    total = 0
+    for count, size in enumerate(sizes[:limit]):
+        total += size
+        if count and total > PAGE_BYTES:
+            return count, True
+    return min(len(sizes), limit), len(sizes) > limit
+
+
+def in_parts(sizes: Mapping[K, int], most: int) -> Iterator[list[K]]:
+    """Things in their order, as many at a time as have so many bytes together, at least one."""
+    part: list[K] = []
+    total = 0
+    for one, size in sizes.items():
+        if part and total + size > most:
+            yield part
+            part, total = [], 0
+        part.append(one)
+        total += size
+    if part:
+        yield part

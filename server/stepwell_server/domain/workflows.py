@@ -166,6 +166,14 @@ class NewInstance:
                 raise InvalidField(f"labels have at most {LABEL_LENGTH} characters, keys at least one", field="labels")
 
 
+class Head(NamedTuple):
+    """Where an instance stands."""
+
+    id: int
+    revision: int
+    status: InstanceStatus
+
+
 class Step(NamedTuple):
     """A step of one run, as it is stored."""
 

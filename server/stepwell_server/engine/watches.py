@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
 from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.workflows import Instance
+from stepwell_server.domain.pages import in_parts
+from stepwell_server.domain.workflows import Head, Instance, InstanceStatus
 from stepwell_server.engine.waits import Waits
 from stepwell_server.storage import workflows
-from stepwell_server.storage.database import READ, Database, Tx
+from stepwell_server.storage.database import READ, Database
 
+MESSAGE_BYTES = 3 * 1024 * 1024
+"""How much that users have made is read at once, to be sent in one message."""
 PAUSE = 0.5
 """Seconds before the database is asked again after it did not answer."""
 REMEMBERED = 20_000
@@ -23,25 +26,33 @@ REMEMBERED = 20_000
 
 @dataclass(slots=True, eq=False)
 class Watcher:
-    """Somebody who follows instances. It gets the newest state of each that changed, and none in between."""
+    """Somebody who follows instances. It learns of each that changed, and reads its newest state when it has room."""
 
     with_steps: bool = False
     """It also wants to know when only steps or events changed."""
     known: dict[int, int] = field(default_factory=dict)
     """Newest revision it has seen, by instance."""
-    changed: dict[int, Instance] = field(default_factory=dict)
+    changed: dict[int, Head] = field(default_factory=dict)
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     is_draining: bool = False
     """The replica goes away."""
 
-    async def take(self) -> list[tuple[Instance, int]]:
-        """The instances that changed, once one has, each with the revision that was known before."""
+    async def take(self) -> list[tuple[Head, int]]:
+        """Where the instances stand that changed, once one has, each with the revision that was known before."""
         await self.ready.wait()
         self.ready.clear()
         taken, self.changed = self.changed, {}
         changes = [(one, self.known[one.id]) for one in taken.values()]
         self.known.update({one.id: one.revision for one in taken.values()})
         return changes
+
+    def saw(self, instance: Instance) -> None:
+        """Know the state that was read of an instance, which can be newer than the one that was told."""
+        if instance.revision > self.known.get(instance.id, instance.revision):
+            self.known[instance.id] = instance.revision
+        told = self.changed.get(instance.id)
+        if told is not None and told.revision <= instance.revision:
+            del self.changed[instance.id]
 
     def drain(self) -> None:
         """Learn that the replica goes away."""
@@ -71,7 +82,7 @@ class Watches:
         watcher.known[instance.id] = known_revision
         if self.waits.is_draining:
             watcher.drain()
-        self._offer(watcher, instance)
+        self._offer(watcher, Head(instance.id, instance.revision, instance.status))
         if max(self._recent.get(instance.id, -1), self._recent.get(None, -1), self._number - REMEMBERED) > mark:
             self._ask([instance.id])
 
@@ -98,7 +109,8 @@ class Watches:
             self._remember(one)
             if one in self._watchers:
                 if ended and one in ended:
-                    self._offer_to_all(workflows.from_row(ended[one]))
+                    row = ended[one]
+                    self._offer_to_all(Head(row.id, row.revision, InstanceStatus(row.status)))
                 else:
                     self._dirty.add(one)
         self._dirty.update(one for one in runs if any(each.with_steps for each in self._watchers.get(one, ())))
@@ -117,7 +129,7 @@ class Watches:
             self._any_dirty.clear()
             asked, self._dirty = self._dirty, set()
             try:
-                found = await self._db.run_tx(partial(_newer, known=self._known(asked)), READ)
+                found = await self._db.run_tx(partial(workflows.heads, ids=list(asked)), READ)
             except StepwellError:
                 self._ask(asked)
                 await asyncio.sleep(PAUSE)
@@ -125,13 +137,17 @@ class Watches:
             for one in found.values():
                 self._offer_to_all(one)
 
-    def _known(self, instance_ids: Iterable[int]) -> dict[int, int]:
-        """The oldest revision of each that somebody has seen last."""
-        return {
-            one: min(watcher.known.get(one, 0) for watcher in self._watchers[one])
-            for one in instance_ids
-            if one in self._watchers
-        }
+    async def read(self, instance_ids: Sequence[int]) -> AsyncIterator[Instance]:
+        """These instances as they are now, as many at a time as fit into a message, without those that are gone."""
+        if not instance_ids:
+            return
+        sizes = await self._db.run_tx(partial(workflows.sizes, ids=instance_ids), READ)
+        ordered = {one: sizes[one] for one in instance_ids if one in sizes}
+        for part in in_parts(ordered, MESSAGE_BYTES):
+            found = await self._db.run_tx(partial(workflows.get_many, ids=part), READ)
+            for one in part:
+                if one in found:
+                    yield found.pop(one)
 
     def _ask(self, instance_ids: Iterable[int]) -> None:
         self._dirty.update(instance_ids)
@@ -145,19 +161,12 @@ class Watches:
         if len(self._recent) > REMEMBERED:
             self._recent.popitem(last=False)
 
-    def _offer_to_all(self, instance: Instance) -> None:
-        for watcher in self._watchers.get(instance.id, ()):
-            self._offer(watcher, instance)
+    def _offer_to_all(self, head: Head) -> None:
+        for watcher in self._watchers.get(head.id, ()):
+            self._offer(watcher, head)
 
-    def _offer(self, watcher: Watcher, instance: Instance) -> None:
-        newest = watcher.changed.get(instance.id)
-        if instance.revision > max(watcher.known.get(instance.id, 0), newest.revision if newest else 0):
-            watcher.changed[instance.id] = instance
+    def _offer(self, watcher: Watcher, head: Head) -> None:
+        newest = watcher.changed.get(head.id)
+        if head.revision > max(watcher.known.get(head.id, 0), newest.revision if newest else 0):
+            watcher.changed[head.id] = head
             watcher.ready.set()
-
-
-def _newer(tx: Tx, known: Mapping[int, int]) -> dict[int, Instance]:
-    """Those of the instances that have a newer revision, read whole; the others cost a number each."""
-    revisions = workflows.revisions(tx, known)
-    newer = [one for one, revision in revisions.items() if revision > known[one]]
-    return workflows.get_many(tx, newer) if newer else {}

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from stepwell_server.domain.engine_events import EngineEvent, EngineEventName, created, ended, enqueued
@@ -15,7 +16,7 @@ from stepwell_server.domain.errors import (
     StepwellError,
 )
 from stepwell_server.domain.executions import load_open
-from stepwell_server.domain.pages import Page, PageRequest, fitting
+from stepwell_server.domain.pages import Page, PageRequest, in_parts
 from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
 from stepwell_server.domain.times import LONGEST_WAIT, SECOND, Micros
 from stepwell_server.domain.workflows import (
@@ -39,7 +40,7 @@ from stepwell_server.engine.intake import Intake, Item
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.run_calls import Stored, not_found
 from stepwell_server.engine.spine import Spine
-from stepwell_server.engine.watches import Watcher, Watches
+from stepwell_server.engine.watches import MESSAGE_BYTES, Watcher, Watches
 from stepwell_server.storage import dialect, handlers, listings, requests, sessions
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage import tasks as task_store
@@ -175,7 +176,7 @@ class Workflows:
         return found
 
     async def get_many(self, keys: Sequence[InstanceKey]) -> dict[InstanceKey, Instance]:
-        """Those of these instances that exist."""
+        """Those of these instances that exist, without their payloads."""
         found = await self.spine.db.run_tx(lambda tx: store.get_keys(tx, keys), READ)
         return {one.key: one for one in found}
 
@@ -204,8 +205,7 @@ class Workflows:
         await self.spine.registry.require(Handler(wanted.namespace, TaskKind.WORKFLOW, wanted.workflow))
         scope = ["ListInstances", *wanted.scope()]
         after = self.tokens.decode(scope, page.token) if page.token else None
-        found = await self.spine.db.run_tx(lambda tx: listings.instances(tx, wanted, limit + 1, after), READ)
-        items, more = fitting(found, limit)
+        items, more = await self.spine.db.run_tx(lambda tx: listings.instances(tx, wanted, limit, after), READ)
         return Page(items, self.tokens.encode(scope, [items[-1].created_at, items[-1].id]) if more else "")
 
     async def history(
@@ -220,11 +220,9 @@ class Workflows:
         scope = ["GetHistory", key.namespace, key.workflow, key.instance_id, run, descending]
         after = self.tokens.decode(scope, page.token) if page.token else None
         ref = RunRef(instance.id, run)
-        found, executing = await self.spine.db.run_tx(
-            lambda tx: (listings.history(tx, ref, limit + 1, after, descending=descending), _executing(tx, ref)), READ
+        (items, more), (again, fresh) = await self.spine.db.run_tx(
+            lambda tx: (listings.history(tx, ref, limit, after, descending=descending), _executing(tx, ref)), READ
         )
-        items, more = fitting(found, limit)
-        again, fresh = executing
         items = [again.get(one.name, one) if isinstance(one, Step) else one for one in items]
         if descending and not page.token:
             items = [*fresh, *items]  # where they will stand once they are stored
@@ -244,22 +242,24 @@ class Workflows:
     async def _wait(self, instance: Instance, longest: Micros, mark: int) -> Instance:
         watcher = Watcher()
         self.watches.follow(watcher, instance, 0, mark)
+        ended = instance.status.ended
         try:
             async with self.watches.waits.until(self.watches.waits.ends(longest / SECOND)):
-                while not instance.status.ended:
-                    changes = await watcher.take()
-                    instance = changes[-1][0] if changes else instance
+                while not ended:
+                    ended = any(head.status.ended for head, _ in await watcher.take())
         except TimeoutError:
             pass
         finally:
             self.watches.drop(watcher, [instance.id])
         return await self.get(instance.key)
 
-    async def changed_steps(self, instance: Instance, since: int) -> Sequence[Step]:
-        """Steps of the current run that changed after the revision."""
-        run = RunRef(instance.id, instance.run_number)
-        found = await self.spine.db.run_tx(lambda tx: run_store.all_steps(tx, [run], since), READ)
-        return found[run]
+    async def changed_steps(self, instance: Instance, since: int) -> AsyncIterator[Step]:
+        """Steps of the current run that changed after the revision, read as many at a time as fit into a message."""
+        run, db = RunRef(instance.id, instance.run_number), self.spine.db
+        sizes = await db.run_tx(lambda tx: listings.changed_sizes(tx, run, since), READ)
+        for part in in_parts(sizes, MESSAGE_BYTES):
+            for step in await db.run_tx(partial(listings.changed_steps, run=run, since=since, positions=part), READ):
+                yield step
 
     # ---- parts
 

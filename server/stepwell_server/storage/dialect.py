@@ -9,12 +9,14 @@ import orjson
 from sqlalchemy import (
     ColumnElement,
     FromClause,
+    LargeBinary,
     Table,
     Text,
     bindparam,
     cast,
     column,
     func,
+    literal,
     select,
     text,
     type_coerce,
@@ -80,6 +82,15 @@ def draw_numbers(tx: Tx, count: int) -> list[int]:
 def unindexed(column: ColumnElement[str]) -> ColumnElement[str]:
     """The column, in a shape that no index serves: where a young table without statistics would mislead the planner."""
     return column.concat("")
+
+
+def octets(product: str, columns: Iterable[ColumnElement[Any]]) -> ColumnElement[int]:
+    """How many bytes these texts have together, which is known without reading them."""
+    total: ColumnElement[int] = literal(0)
+    for one in columns:
+        bytes_of = func.octet_length(one) if product == "postgresql" else func.length(cast(one, LargeBinary))
+        total = total + func.coalesce(bytes_of, 0)
+    return total.label("octets")
 
 
 def take_snapshot(tx: Tx) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from itertools import islice
+from typing import Any, TypeAlias
 
-from sqlalchemy import and_, select
+from sqlalchemy import Select, and_, select
 
+from stepwell_server.domain.pages import fit
 from stepwell_server.domain.workflows import Event, Instance, InstanceFilter, InstanceStatus, Step
+from stepwell_server.storage import dialect
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.paging import Position, beyond
 from stepwell_server.storage.runs import RunRef, event_from, step_from
@@ -19,11 +22,15 @@ from stepwell_server.storage.schema import (
     workflow_labels,
     workflow_steps,
 )
-from stepwell_server.storage.workflows import from_row, with_task
+from stepwell_server.storage.workflows import from_row, get_many, instance_octets, with_task
+
+Sized: TypeAlias = tuple[Instance, int]
+"""An instance without its payloads, and how many bytes it has with what is wanted of it."""
 
 
-def instances(tx: Tx, wanted: InstanceFilter, limit: int, after: Position | None) -> list[Instance]:
-    """Up to `limit` instances by time of creation, those after the position."""
+def instances(tx: Tx, wanted: InstanceFilter, limit: int, after: Position | None) -> tuple[list[Instance], bool]:
+    """Up to `limit` instances by time of creation, those after the position that fit into a page; and whether more are
+    left. Payloads are read of those alone."""
     wanted.check()
     if wanted.labels:
         pages = [_by_label(tx, wanted, limit, after)]
@@ -31,23 +38,27 @@ def instances(tx: Tx, wanted: InstanceFilter, limit: int, after: Position | None
         pages = [_by_status(tx, wanted, status, limit, after) for status in dict.fromkeys(wanted.statuses)]
     else:
         pages = [_by_status(tx, wanted, None, limit, after)]
-    merged = heapq.merge(*pages, key=lambda one: (one.created_at, one.id), reverse=not wanted.oldest_first)
-    return [one for one, _ in zip(merged, range(limit), strict=False)]
+    merged = heapq.merge(*pages, key=lambda one: (one[0].created_at, one[0].id), reverse=not wanted.oldest_first)
+    found = list(islice(merged, limit + 1))
+    count, more = fit([size for _, size in found], limit)
+    page = [one for one, _ in found[:count]]
+    whole = get_many(tx, [one.id for one in page]) if wanted.with_payloads and page else {}
+    return [whole.get(one.id, one) for one in page], more
 
 
 def _by_status(
     tx: Tx, wanted: InstanceFilter, status: InstanceStatus | None, limit: int, after: Position | None
-) -> list[Instance]:
+) -> list[Sized]:
     table = workflow_instances.c
     where = _where(wanted, table, after)
     if status is not None:
         where.append(table.status == status)
     joined = workflow_instances.outerjoin(tasks, tasks.c.id == table.id)
-    statement = with_task(payloads=wanted.with_payloads).select_from(joined).where(*where)
+    statement = with_task(payloads=False).select_from(joined).where(*where)
     return _page(tx, wanted, statement, table, limit)
 
 
-def _by_label(tx: Tx, wanted: InstanceFilter, limit: int, after: Position | None) -> list[Instance]:
+def _by_label(tx: Tx, wanted: InstanceFilter, limit: int, after: Position | None) -> list[Sized]:
     """Along the index of one label; the other labels and the status are looked up for each row met."""
     (name, value), *others = wanted.labels.items()
     label = workflow_labels.c
@@ -58,7 +69,7 @@ def _by_label(tx: Tx, wanted: InstanceFilter, limit: int, after: Position | None
     joined = workflow_labels.join(workflow_instances, workflow_instances.c.id == label.id).outerjoin(
         tasks, tasks.c.id == workflow_instances.c.id
     )
-    statement = with_task(payloads=wanted.with_payloads).select_from(joined).where(*where)
+    statement = with_task(payloads=False).select_from(joined).where(*where)
     return _page(tx, wanted, statement, label, limit)
 
 
@@ -89,25 +100,64 @@ def _where(wanted: InstanceFilter, table: Any, after: Position | None) -> list[A
     return where
 
 
-def _page(tx: Tx, wanted: InstanceFilter, statement: Any, table: Any, limit: int) -> list[Instance]:
+def _page(tx: Tx, wanted: InstanceFilter, statement: Any, table: Any, limit: int) -> list[Sized]:
     order = [table.created_at, table.id]
     ordered = statement.order_by(*(order if wanted.oldest_first else [column.desc() for column in order]))
-    return [from_row(row) for row in tx.execute(ordered.limit(limit))]
+    size = instance_octets(dialect.product(tx), payloads=wanted.with_payloads)
+    return [(from_row(row), row.octets) for row in tx.execute(ordered.add_columns(size).limit(limit + 1))]
 
 
-def history(tx: Tx, run: RunRef, limit: int, after: Position | None, *, descending: bool) -> list[Step | Event]:
-    """Up to `limit` steps and events of a run, in the order in which they were stored, those after the position."""
-    pages: list[Sequence[Step | Event]] = [
-        [step_from(row) for row in _part(tx, workflow_steps, run, limit, after, descending=descending)],
-        [event_from(row) for row in _part(tx, workflow_events, run, limit, after, descending=descending)],
-    ]
-    merged = heapq.merge(*pages, key=lambda one: one.position, reverse=descending)
-    return [one for one, _ in zip(merged, range(limit), strict=False)]
+def history(
+    tx: Tx, run: RunRef, limit: int, after: Position | None, *, descending: bool
+) -> tuple[list[Step | Event], bool]:
+    """Up to `limit` steps and events of a run in the order of their storing, those after the position that fit into a
+    page; and whether more are left. Payloads are read of those alone."""
+    sizes: dict[int, int] = {}
+    for table in (workflow_steps, workflow_events):
+        where = [] if after is None else [beyond([table.c.position], after, descending=descending)]
+        columns = [table.c.position, _octets(tx, table)]
+        found = _of_run(table, run, columns, where, descending=descending).limit(limit + 1)
+        sizes |= {row.position: row.octets for row in tx.execute(found)}
+    order = sorted(sizes, reverse=descending)
+    count, more = fit([sizes[one] for one in order], limit)
+    return _entries(tx, run, order[:count], descending=descending), more
 
 
-def _part(tx: Tx, table: Any, run: RunRef, limit: int, after: Position | None, *, descending: bool) -> Any:
+def _entries(tx: Tx, run: RunRef, positions: Sequence[int], *, descending: bool) -> list[Step | Event]:
+    if not positions:
+        return []
+    pages: list[list[Step | Event]] = []
+    for table, read in ((workflow_steps, step_from), (workflow_events, event_from)):
+        where = [table.c.position.between(min(positions), max(positions))]
+        rows = tx.execute(_of_run(table, run, table.columns, where, descending=descending))
+        pages.append([read(row) for row in rows])
+    return list(heapq.merge(*pages, key=lambda one: one.position, reverse=descending))
+
+
+def changed_sizes(tx: Tx, run: RunRef, since: int) -> dict[int, int]:
+    """How many bytes the steps of a run have that changed after the revision, by their positions, in their order."""
+    where = [workflow_steps.c.revision > since]
+    columns = [workflow_steps.c.position, _octets(tx, workflow_steps)]
+    found = tx.execute(_of_run(workflow_steps, run, columns, where))
+    return {row.position: row.octets for row in found}
+
+
+def changed_steps(tx: Tx, run: RunRef, since: int, positions: Sequence[int]) -> list[Step]:
+    """Steps of a run that changed after the revision, from the first of these positions to the last."""
+    position = workflow_steps.c.position
+    where = [workflow_steps.c.revision > since, position.between(positions[0], positions[-1])]
+    return [step_from(row) for row in tx.execute(_of_run(workflow_steps, run, workflow_steps.columns, where))]
+
+
+def _of_run(
+    table: Any, run: RunRef, columns: Iterable[Any], where: Sequence[Any], *, descending: bool = False
+) -> Select[Any]:
     position = table.c.position
-    where = [table.c.task_id == run.task_id, table.c.run_number == run.run_number]
-    if after is not None:
-        where.append(beyond([position], after, descending=descending))
-    return tx.execute(select(table).where(*where).order_by(position.desc() if descending else position).limit(limit))
+    mine = [table.c.task_id == run.task_id, table.c.run_number == run.run_number]
+    return select(*columns).where(*mine, *where).order_by(position.desc() if descending else position)
+
+
+def _octets(tx: Tx, table: Any) -> Any:
+    """How many bytes a step or an event brings that users have made."""
+    brought = ("result", "payload", "error_message", "error_details", "trace")
+    return dialect.octets(dialect.product(tx), [table.c[name] for name in brought if name in table.c])

@@ -14,7 +14,6 @@ from sqlalchemy import (
     Select,
     Text,
     and_,
-    bindparam,
     func,
     literal,
     not_,
@@ -143,11 +142,11 @@ def _sent_sql(product: str) -> Select[Any]:
     )
 
 
-def all_steps(tx: Tx, runs: Sequence[RunRef], since: int = 0) -> dict[RunRef, list[Step]]:
-    """All steps of these runs that changed after the revision, in the order of their history."""
+def all_steps(tx: Tx, runs: Sequence[RunRef]) -> dict[RunRef, list[Step]]:
+    """All steps of these runs, in the order of their history."""
     wanted = dialect.as_rows(map(_ref_row, runs))
     found: dict[RunRef, list[Step]] = {run: [] for run in runs}
-    for row in tx.execute(_all_sql(dialect.product(tx)), {"wanted": wanted, "since": since}):
+    for row in tx.execute(_all_sql(dialect.product(tx)), {"wanted": wanted}):
         found[RunRef(row.task_id, row.run_number)].append(step_from(row))
     return found
 
@@ -155,10 +154,9 @@ def all_steps(tx: Tx, runs: Sequence[RunRef], since: int = 0) -> dict[RunRef, li
 @cache
 def _all_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **_RUN)
-    newer = workflow_steps.c.revision > bindparam("since", type_=BigInteger())
     return (
         select(workflow_steps)
-        .select_from(wanted.join(workflow_steps, *_all([*_same_run(wanted), newer])))
+        .select_from(wanted.join(workflow_steps, *_all(_same_run(wanted))))
         .order_by(workflow_steps.c.task_id, workflow_steps.c.position)
     )
 

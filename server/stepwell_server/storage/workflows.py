@@ -17,6 +17,7 @@ from stepwell_server.domain.times import Micros
 from stepwell_server.domain.traces import Trace
 from stepwell_server.domain.workflows import (
     Failure,
+    Head,
     Instance,
     InstanceKey,
     InstanceStatus,
@@ -264,7 +265,7 @@ def _many_sql(product: str) -> Select[Any]:
 
 
 def get_keys(tx: Tx, keys: Iterable[InstanceKey]) -> list[Instance]:
-    """Those of these instances that exist."""
+    """Those of these instances that exist, without their payloads."""
     wanted = dialect.as_rows(map(_key_row, keys))
     return [from_row(row) for row in tx.execute(_keys_sql(dialect.product(tx)), {"wanted": wanted})]
 
@@ -273,21 +274,36 @@ def get_keys(tx: Tx, keys: Iterable[InstanceKey]) -> list[Instance]:
 def _keys_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **_KEY)
     same = _same_key(wanted.c)
-    return _with_task().where(*same).select_from(_JOINED.join(wanted, true()))
+    return with_task(payloads=False).where(*same).select_from(_JOINED.join(wanted, true()))
 
 
-def revisions(tx: Tx, ids: Iterable[int]) -> dict[int, int]:
-    """The revisions of these instances."""
-    found = tx.execute(_revisions_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
-    return {row.id: row.revision for row in found}
+def heads(tx: Tx, ids: Iterable[int]) -> dict[int, Head]:
+    """Where these instances stand, without anything that users have made."""
+    found = tx.execute(_heads_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
+    return {row.id: Head(row.id, row.revision, InstanceStatus(row.status)) for row in found}
 
 
 @cache
-def _revisions_sql(product: str) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", id=BigInteger())
+def _heads_sql(product: str) -> Select[Any]:
     revision = func.coalesce(tasks.c.revision, workflow_instances.c.revision).label("revision")
+    return _of_numbers(product, workflow_instances.c.id, revision, workflow_instances.c.status)
+
+
+def sizes(tx: Tx, ids: Iterable[int]) -> dict[int, int]:
+    """How many bytes these instances have."""
+    found = tx.execute(_sizes_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
+    return {row.id: row.octets for row in found}
+
+
+@cache
+def _sizes_sql(product: str) -> Select[Any]:
+    return _of_numbers(product, workflow_instances.c.id, instance_octets(product, payloads=True))
+
+
+def _of_numbers(product: str, *columns: Any) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
     of_wanted = workflow_instances.c.id == wanted.c.id
-    return select(workflow_instances.c.id, revision).where(of_wanted).select_from(_JOINED.join(wanted, true()))
+    return select(*columns).where(of_wanted).select_from(_JOINED.join(wanted, true()))
 
 
 def lock(tx: Tx, key: InstanceKey) -> tuple[Instance, Task | None] | None:
@@ -339,6 +355,12 @@ def with_task(*, payloads: bool = True) -> Select[Any]:
     waits = case((tasks.c.status == TaskStatus.PENDING, tasks.c.run_at), else_=None)
     revision = func.coalesce(tasks.c.revision, workflow_instances.c.revision).label("revision")
     return select(*columns, revision, waits.label("run_at"))
+
+
+def instance_octets(product: str, *, payloads: bool) -> Any:
+    """How many bytes an instance brings that users have made; without its payloads if those are not wanted."""
+    brought = ("labels", "error_message", "error_details", "trace", *(("params", "output") if payloads else ()))
+    return dialect.octets(product, [workflow_instances.c[name] for name in brought])
 
 
 @cache
