@@ -19,7 +19,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from stepwell_server import __version__
 from stepwell_server.api import listeners
 from stepwell_server.api.access import load_policy
-from stepwell_server.api.admission import Admission
+from stepwell_server.api.admission import Admission, Bounds
 from stepwell_server.api.clock import ClockServicer
 from stepwell_server.api.dispatchers import DispatcherServicer
 from stepwell_server.api.health import Health
@@ -134,6 +134,19 @@ class Addresses:
     ops_listen: str
 
 
+def _bounds(settings: Settings) -> Bounds:
+    return Bounds(
+        unary_calls=settings.unary_calls,
+        waiting_calls=settings.waiting_calls,
+        streams=settings.streams,
+        streams_per_principal=settings.limits.streams_per_principal,
+        health_watches=settings.health_watches,
+        call_rate=settings.call_rate,
+        call_burst=settings.call_burst,
+        one_principal=not settings.policy,
+    )
+
+
 class App:
     """A server that is running: its database, its listeners, its loops."""
 
@@ -143,7 +156,7 @@ class App:
         self.health = Health()
         self.metrics = Metrics()
         self._hints = open_hints(settings.database_url)
-        self._admission = Admission(settings.unary_calls, settings.waiting_calls, settings.limits.streams_per_principal)
+        self._admission = Admission(_bounds(settings))
         self._background: dict[str, Callable[[], Awaitable[None]]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._servers: list[aio.Server] = []

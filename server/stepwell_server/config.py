@@ -209,6 +209,12 @@ class Settings(BaseSettings):
         title="N",
         description="most unary calls that wait at once for work or for an end; beside the others",
     )
+    streams: int = Field(10_000, ge=1, title="N", description="most streams at once")
+    health_watches: int = Field(1000, ge=1, title="N", description="most streams of health at once")
+    call_rate: float = Field(
+        500, gt=0, allow_inf_nan=False, title="N", description="most calls of one caller a second; a batch is one call"
+    )
+    call_burst: int = Field(1000, ge=1, title="N", description="most calls of one caller at once after a rest")
     unary_deadline: Seconds = Field(
         timedelta(seconds=30), gt=timedelta(0), title="SECONDS", description="deadline of unary calls that bring none"
     )

@@ -234,7 +234,7 @@ async def test_a_wait_that_begins_while_the_server_goes_away_is_a_short_one(
 async def until_waiting(server: Served, count: int) -> None:
     """Return once so many calls wait."""
     async with asyncio.timeout(10):
-        while server.app._admission._waiting != count:
+        while server.app._admission._waiting.total != count:
             await asyncio.sleep(0.005)
 
 

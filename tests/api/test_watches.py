@@ -440,7 +440,7 @@ async def until_cut(server: Served) -> None:
     opened = server.app._admission._streams
     async with asyncio.timeout(20):
         for wanted in (2, 1):
-            while opened["anonymous"] != wanted:
+            while opened.total != wanted:
                 await asyncio.sleep(0.005)
 
 

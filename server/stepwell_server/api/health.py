@@ -2,22 +2,37 @@
 
 from __future__ import annotations
 
+from grpc import StatusCode
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health import OVERALL_HEALTH
 from grpc_health.v1.health import aio as health_aio
 
+from stepwell_server.api.calls import Context
+
 LIVENESS = "liveness"
 READINESS = "readiness"
+SERVICES = frozenset({LIVENESS, READINESS, OVERALL_HEALTH})
 
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+_UNKNOWN = health_pb2.HealthCheckResponse(status=health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+
+
+class HealthServicer(health_aio.HealthServicer):  # type: ignore[misc]  # it comes without types
+    """Health of what there is: all that there will ever be is known from the start."""
+
+    async def Watch(self, request: health_pb2.HealthCheckRequest, context: Context) -> None:
+        if request.service not in SERVICES:
+            await context.write(_UNKNOWN)
+            await context.abort(StatusCode.NOT_FOUND, "health knows no such service")
+        await super().Watch(request, context)
 
 
 class Health:
     """The statuses, and the servicer that shows them on every listener."""
 
     def __init__(self) -> None:
-        self.servicer = health_aio.HealthServicer()
+        self.servicer = HealthServicer()
         self.ready = False
         self._draining = False
 

@@ -36,6 +36,7 @@
     ├── Conflict
     ├── ServerBusy                    come back after `retry_after`
     ├── StreamLimit
+    ├── RateLimited
     ├── ServerDeadline
     ├── Unauthenticated
     ├── PermissionDenied
@@ -175,6 +176,10 @@ class ServerBusy(StepwellError):
 
 class StreamLimit(StepwellError):
     reason = "STREAM_LIMIT"
+
+
+class RateLimited(StepwellError):
+    reason = "RATE_LIMITED"
 
 
 class ServerDeadline(StepwellError):

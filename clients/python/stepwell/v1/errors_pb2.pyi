@@ -88,6 +88,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """DEADLINE_EXCEEDED: the call brought no deadline of its own and ran into the server's. Metadata: "limit" in seconds."""
     ERROR_REASON_CONFLICT: _ErrorReason.ValueType  # 35
     """ABORTED: the transaction lost against others too often. Read again, then decide."""
+    ERROR_REASON_RATE_LIMITED: _ErrorReason.ValueType  # 36
+    """RESOURCE_EXHAUSTED: this principal makes more calls a second than it may. RetryInfo says when to come back. Metadata:
+    "limit" in calls a second.
+    """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 40
     """UNAUTHENTICATED: no credential (metadata "authorization: Bearer TOKEN"), or one that is not, or no longer, valid."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 41
@@ -251,6 +255,10 @@ ERROR_REASON_SERVER_DEADLINE: ErrorReason.ValueType  # 34
 """DEADLINE_EXCEEDED: the call brought no deadline of its own and ran into the server's. Metadata: "limit" in seconds."""
 ERROR_REASON_CONFLICT: ErrorReason.ValueType  # 35
 """ABORTED: the transaction lost against others too often. Read again, then decide."""
+ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 36
+"""RESOURCE_EXHAUSTED: this principal makes more calls a second than it may. RetryInfo says when to come back. Metadata:
+"limit" in calls a second.
+"""
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 40
 """UNAUTHENTICATED: no credential (metadata "authorization: Bearer TOKEN"), or one that is not, or no longer, valid."""
 ERROR_REASON_PERMISSION_DENIED: ErrorReason.ValueType  # 41

@@ -82,6 +82,11 @@ export enum ErrorReason {
   ERROR_REASON_SERVER_DEADLINE = 34,
   /** ERROR_REASON_CONFLICT - ABORTED: the transaction lost against others too often. Read again, then decide. */
   ERROR_REASON_CONFLICT = 35,
+  /**
+   * ERROR_REASON_RATE_LIMITED - RESOURCE_EXHAUSTED: this principal makes more calls a second than it may. RetryInfo says when to come back. Metadata:
+   * "limit" in calls a second.
+   */
+  ERROR_REASON_RATE_LIMITED = 36,
   /** ERROR_REASON_UNAUTHENTICATED - UNAUTHENTICATED: no credential (metadata "authorization: Bearer TOKEN"), or one that is not, or no longer, valid. */
   ERROR_REASON_UNAUTHENTICATED = 40,
   /** ERROR_REASON_PERMISSION_DENIED - PERMISSION_DENIED: a valid credential without the right to do this here. Metadata: "category". */
@@ -271,6 +276,9 @@ export function errorReasonFromJSON(object: any): ErrorReason {
     case 35:
     case "ERROR_REASON_CONFLICT":
       return ErrorReason.ERROR_REASON_CONFLICT;
+    case 36:
+    case "ERROR_REASON_RATE_LIMITED":
+      return ErrorReason.ERROR_REASON_RATE_LIMITED;
     case 40:
     case "ERROR_REASON_UNAUTHENTICATED":
       return ErrorReason.ERROR_REASON_UNAUTHENTICATED;
@@ -459,6 +467,8 @@ export function errorReasonToJSON(object: ErrorReason): string {
       return "ERROR_REASON_SERVER_DEADLINE";
     case ErrorReason.ERROR_REASON_CONFLICT:
       return "ERROR_REASON_CONFLICT";
+    case ErrorReason.ERROR_REASON_RATE_LIMITED:
+      return "ERROR_REASON_RATE_LIMITED";
     case ErrorReason.ERROR_REASON_UNAUTHENTICATED:
       return "ERROR_REASON_UNAUTHENTICATED";
     case ErrorReason.ERROR_REASON_PERMISSION_DENIED:
