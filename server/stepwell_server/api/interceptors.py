@@ -186,6 +186,8 @@ async def translated(call: Call) -> AsyncIterator[None]:
     except aio.AbortError:  # a servicer of grpc's own packages refused
         call.code = _code(call.context)
         raise
+    except aio.InternalError:  # gRPC could not write: the reader has left, and this was noticed before the cancellation
+        raise asyncio.CancelledError from None
     except Exception:
         log.exception("call_failed", method=call.method)
         await _abort(call, call.broken())
