@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -103,6 +105,41 @@ async def test_a_history_tells_all_there_is_of_every_step_and_event(harness: Sta
     assert (fail.status, fail.attempts, fail.max_attempts) == (StepStatus.WAITING, 1, 4)
     assert fail.error is not None and (fail.error.name, fail.error.message) == ("ValueError", "never")
     assert fail.next_retry_at == later + timedelta(seconds=5)
+
+
+async def test_what_an_ended_run_left_open_is_shown_as_cancelled(harness: StartHarness) -> None:
+    @workflow("leaving")
+    async def leaving(event, step):
+        async with asyncio.TaskGroup() as branches:
+            withdrawn = [
+                branches.create_task(step.wait_for_event("event", type="never")),
+                branches.create_task(step.sleep("nap", "300 days")),
+                branches.create_task(step.do("retried", fail, retries={"limit": 3, "delay": "1 hour"})),
+            ]
+            await step.sleep("moment", "1 minute")
+            for one in withdrawn:
+                one.cancel()
+        await step.wait_for_event("last", type="last")
+
+    def fail():
+        raise ValueError("never")
+
+    def told(entries: Sequence[StepEntry | EventEntry]) -> dict[str, tuple[str, object]]:
+        return {one.name: (one.status, one.next_retry_at) for one in entries if isinstance(one, StepEntry)}
+
+    h = await harness(leaving)
+    instance = await h.start(leaving)
+    await h.advance("1 minute")
+    alive = told(await instance.history())
+    await h.send_event(instance, "last")
+
+    names = ("event", "nap", "retried")
+    assert [alive[name][0] for name in names] == [StepStatus.WAITING] * 3
+    ended = told(await instance.history())
+    assert [ended[name] for name in names] == [(StepStatus.CANCELLED, None)] * 3
+    assert [ended[name][0] for name in ("moment", "last")] == [StepStatus.COMPLETED] * 2
+    await instance.restart()
+    assert told(await instance.history(run_number=0)) == ended, "also when it is an earlier run"
 
 
 async def test_a_history_is_that_of_the_current_run_unless_another_is_named(harness: StartHarness) -> None:

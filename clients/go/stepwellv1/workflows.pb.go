@@ -175,6 +175,9 @@ const (
 	StepStatus_STEP_STATUS_COMPLETED StepStatus = 4
 	// Failed for good, or no event came in time.
 	StepStatus_STEP_STATUS_ERRORED StepStatus = 5
+	// Left open by a run that has ended: the function had withdrawn from it, or the run was terminated or failed first. Only a history
+	// shows it.
+	StepStatus_STEP_STATUS_CANCELLED StepStatus = 6
 )
 
 // Enum value maps for StepStatus.
@@ -186,6 +189,7 @@ var (
 		3: "STEP_STATUS_WAITING",
 		4: "STEP_STATUS_COMPLETED",
 		5: "STEP_STATUS_ERRORED",
+		6: "STEP_STATUS_CANCELLED",
 	}
 	StepStatus_value = map[string]int32{
 		"STEP_STATUS_UNSPECIFIED": 0,
@@ -194,6 +198,7 @@ var (
 		"STEP_STATUS_WAITING":     3,
 		"STEP_STATUS_COMPLETED":   4,
 		"STEP_STATUS_ERRORED":     5,
+		"STEP_STATUS_CANCELLED":   6,
 	}
 )
 
@@ -3732,7 +3737,7 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\x15STEP_TYPE_UNSPECIFIED\x10\x00\x12\x10\n" +
 	"\fSTEP_TYPE_DO\x10\x01\x12\x13\n" +
 	"\x0fSTEP_TYPE_SLEEP\x10\x02\x12\x1c\n" +
-	"\x18STEP_TYPE_WAIT_FOR_EVENT\x10\x03*\xa8\x01\n" +
+	"\x18STEP_TYPE_WAIT_FOR_EVENT\x10\x03*\xc3\x01\n" +
 	"\n" +
 	"StepStatus\x12\x1b\n" +
 	"\x17STEP_STATUS_UNSPECIFIED\x10\x00\x12\x17\n" +
@@ -3740,7 +3745,8 @@ const file_stepwell_v1_workflows_proto_rawDesc = "" +
 	"\x13STEP_STATUS_RUNNING\x10\x02\x12\x17\n" +
 	"\x13STEP_STATUS_WAITING\x10\x03\x12\x19\n" +
 	"\x15STEP_STATUS_COMPLETED\x10\x04\x12\x17\n" +
-	"\x13STEP_STATUS_ERRORED\x10\x05*^\n" +
+	"\x13STEP_STATUS_ERRORED\x10\x05\x12\x19\n" +
+	"\x15STEP_STATUS_CANCELLED\x10\x06*^\n" +
 	"\fInstanceView\x12\x1d\n" +
 	"\x19INSTANCE_VIEW_UNSPECIFIED\x10\x00\x12\x17\n" +
 	"\x13INSTANCE_VIEW_BASIC\x10\x01\x12\x16\n" +

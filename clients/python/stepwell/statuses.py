@@ -47,6 +47,7 @@ class StepStatus(StrEnum):
     WAITING = "waiting"
     COMPLETED = "completed"
     ERRORED = "errored"
+    CANCELLED = "cancelled"
     UNKNOWN = "unknown"
 
 
@@ -200,6 +201,7 @@ _STEP_STATUSES = {
     pb.STEP_STATUS_WAITING: StepStatus.WAITING,
     pb.STEP_STATUS_COMPLETED: StepStatus.COMPLETED,
     pb.STEP_STATUS_ERRORED: StepStatus.ERRORED,
+    pb.STEP_STATUS_CANCELLED: StepStatus.CANCELLED,
 }
 _STEP_TYPES = {
     pb.STEP_TYPE_DO: StepType.DO,

@@ -165,6 +165,7 @@ STEP_STATUSES = {
     StepStatus.WAITING: workflows_pb2.STEP_STATUS_WAITING,
     StepStatus.COMPLETED: workflows_pb2.STEP_STATUS_COMPLETED,
     StepStatus.ERRORED: workflows_pb2.STEP_STATUS_ERRORED,
+    StepStatus.CANCELLED: workflows_pb2.STEP_STATUS_CANCELLED,
 }
 _BACKOFFS = {
     Backoff.CONSTANT: common_pb2.BACKOFF_CONSTANT,

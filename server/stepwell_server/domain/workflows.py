@@ -80,6 +80,8 @@ class StepStatus(StrEnum):
     WAITING = "waiting"
     COMPLETED = "completed"
     ERRORED = "errored"
+    CANCELLED = "cancelled"
+    """Never stored: what a run that has ended left open is shown so."""
 
     @property
     def final(self) -> bool:
@@ -203,6 +205,12 @@ class Step(NamedTuple):
         due_at = self.next_retry_at if self.type is StepType.DO else self.wake_at
         assert due_at is not None
         return due_at
+
+    def left(self) -> Step:
+        """The step as its run left it when it ended."""
+        if self.status.final:
+            return self
+        return self._replace(status=StepStatus.CANCELLED, next_retry_at=None)
 
     def ended_by(self, event: Event) -> Step:
         """The wait, over because the event came."""

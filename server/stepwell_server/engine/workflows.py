@@ -224,6 +224,8 @@ class Workflows:
             lambda tx: (listings.history(tx, ref, limit, after, descending=descending), _executing(tx, ref)), READ
         )
         items = [again.get(one.name, one) if isinstance(one, Step) else one for one in items]
+        if instance.status.ended or run < instance.run_number:
+            items = [one.left() if isinstance(one, Step) else one for one in items]
         if descending and not page.token:
             items = [*fresh, *items]  # where they will stand once they are stored
         elif not descending and not more:

@@ -117,6 +117,10 @@ class _StepStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StepStatus
     """Done; its result is kept."""
     STEP_STATUS_ERRORED: _StepStatus.ValueType  # 5
     """Failed for good, or no event came in time."""
+    STEP_STATUS_CANCELLED: _StepStatus.ValueType  # 6
+    """Left open by a run that has ended: the function had withdrawn from it, or the run was terminated or failed first. Only a history
+    shows it.
+    """
 
 class StepStatus(_StepStatus, metaclass=_StepStatusEnumTypeWrapper):
     """StepStatus is where a step stands."""
@@ -133,6 +137,10 @@ STEP_STATUS_COMPLETED: StepStatus.ValueType  # 4
 """Done; its result is kept."""
 STEP_STATUS_ERRORED: StepStatus.ValueType  # 5
 """Failed for good, or no event came in time."""
+STEP_STATUS_CANCELLED: StepStatus.ValueType  # 6
+"""Left open by a run that has ended: the function had withdrawn from it, or the run was terminated or failed first. Only a history
+shows it.
+"""
 Global___StepStatus: _TypeAlias = StepStatus  # noqa: Y015
 
 class _InstanceView:

@@ -180,6 +180,11 @@ export enum StepStatus {
   STEP_STATUS_COMPLETED = 4,
   /** STEP_STATUS_ERRORED - Failed for good, or no event came in time. */
   STEP_STATUS_ERRORED = 5,
+  /**
+   * STEP_STATUS_CANCELLED - Left open by a run that has ended: the function had withdrawn from it, or the run was terminated or failed first. Only a history
+   * shows it.
+   */
+  STEP_STATUS_CANCELLED = 6,
   UNRECOGNIZED = -1,
 }
 
@@ -203,6 +208,9 @@ export function stepStatusFromJSON(object: any): StepStatus {
     case 5:
     case "STEP_STATUS_ERRORED":
       return StepStatus.STEP_STATUS_ERRORED;
+    case 6:
+    case "STEP_STATUS_CANCELLED":
+      return StepStatus.STEP_STATUS_CANCELLED;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -224,6 +232,8 @@ export function stepStatusToJSON(object: StepStatus): string {
       return "STEP_STATUS_COMPLETED";
     case StepStatus.STEP_STATUS_ERRORED:
       return "STEP_STATUS_ERRORED";
+    case StepStatus.STEP_STATUS_CANCELLED:
+      return "STEP_STATUS_CANCELLED";
     case StepStatus.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";
