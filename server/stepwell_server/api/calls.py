@@ -43,7 +43,7 @@ class Call:
     waiting: Callable[[], AbstractContextManager[None]] = nullcontext
     """Takes a place among those calls that wait, so that others can have the one of this call."""
     granted: set[tuple[str, Category | None]] = field(default_factory=set)
-    """What the policy was asked for, and allowed."""
+    """Questions to which the policy said yes."""
 
     @property
     def caller(self) -> Caller:
@@ -51,7 +51,7 @@ class Call:
         return Caller(peer=self.context.peer(), metadata=dict(self.context.invocation_metadata() or ()))
 
     async def authenticate(self) -> None:
-        """Find out who calls. Health is open to everybody."""
+        """Ask the policy for the principal. Health is open to everybody."""
         if self.method not in OPEN_METHODS:
             self.principal = await self.policy.authenticate(self.caller)
 

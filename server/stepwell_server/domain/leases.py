@@ -33,10 +33,10 @@ class LeaseTimes:
 
 
 def session_key(namespace: str, principal: str, session_id: str) -> str:
-    """What a session is known by inside of the server. What cannot be the id of one is refused.
+    """Return the key by which the server knows a session, and refuse a malformed id.
 
-    It is another for every namespace and principal: an id that somebody else has chosen, or heard of, is the id of a
-    session of one's own. So no lease of a session can be reached by others, and none can find out that there is one.
+    The key is another one for every namespace and principal: the id of a stranger's session is the id of a session of
+    one's own. So a lease is out of reach for everybody but its holder, and so is the news that there is one.
     """
     if _SESSION_ID.fullmatch(session_id) is None:
         raise InvalidSessionId("a session id is 32 hexadecimal digits", field="session_id")
