@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import pytest
 from stepwell.errors import reason_name
 from stepwell.v1 import namespaces_pb2, transactions_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
+from stepwell_server.api import streams
 from stepwell_server.api.access import METHODS, AllowAll, Caller, Category, PolicyNotFound, Principal, load_policy
 from tests.api.conftest import Hire
 from tests.support.contract import Method, methods
@@ -30,6 +32,16 @@ class Curious(AllowAll):
     def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
         self.asked.add((category, namespace))
         return False
+
+
+class Noting(AllowAll):
+    """Says yes to everybody, and remembers what it was asked."""
+
+    asked: list[tuple[Category, str]] = []
+
+    def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
+        self.asked.append((category, namespace))
+        return True
 
 
 class Vague(AllowAll):
@@ -118,6 +130,31 @@ async def test_the_policy_is_asked_once_a_namespace_is_known_and_about_that_one(
         if method.name in for_all_known:
             expected = {(Category.READ, "default")} if method.name == "ListNamespaces" else set()
         assert Curious.asked == expected, method.name
+
+
+async def test_a_stream_is_asked_again_about_namespaces_of_what_it_follows_and_no_others(
+    start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that names a new one with every target would make it remember them all."""
+    monkeypatch.setattr(streams, "CHECKED_EVERY", 0.02)
+    server = await start_server(sqlite_url, policy=f"{HERE}:Noting")
+    await hire_at(server, credit=0)
+    await Flows(server.channel).create("one")
+    names = ["default", *(f"nowhere-{number}" for number in range(100))]
+    targets = [workflows_pb2.WatchTarget(namespace=one, workflow="order", instance_id="one") for one in names]
+    watch = Flows(server.channel).stub.WatchInstances()
+    await watch.write(workflows_pb2.WatchInstancesRequest(add=targets))
+    heard: list[Any] = []
+    while len(heard) < len(names):
+        heard += (await watch.read()).changes
+
+    Noting.asked.clear()
+    async with asyncio.timeout(10):
+        while (Category.READ, "default") not in Noting.asked:
+            await asyncio.sleep(0.005)
+
+    assert {namespace for _, namespace in Noting.asked} == {"default"}
+    watch.cancel()
 
 
 @pytest.fixture

@@ -63,11 +63,15 @@ class Call:
         category = category or METHODS.get(self.method)
         return category is not None and self.policy.allows(self.principal, category, namespace) is True
 
-    def permit(self, namespace: str, category: Category | None = None) -> None:
+    def check(self, namespace: str, category: Category | None = None) -> None:
         """Refuse the call if its caller may not do this there. A stream asks when it has named a namespace."""
         if not self.allows(namespace, category):
             denied = category or METHODS.get(self.method) or "none"
             raise PermissionDenied("the caller may not do this here", category=denied)
+
+    def permit(self, namespace: str, category: Category | None = None) -> None:
+        """Refuse the call as `check` does, and remember the question for as long as a stream is open."""
+        self.check(namespace, category)
         self.granted.add((namespace, category))
 
     def broken(self) -> Internal:

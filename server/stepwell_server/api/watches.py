@@ -92,13 +92,14 @@ class WatchStream:
                 most = f"a stream follows at most {MOST_FOLLOWED} instances"
                 self._refuse(target, StreamLimit(most, limit=MOST_FOLLOWED))
                 continue
+            self.call.permit(key.namespace)
             self.followed[key] = _Followed(target, found[key].id)
             self.watcher.with_steps |= target.include_steps
             self.workflows.watches.follow(self.watcher, found[key], target.known_revision, mark)
 
     def _may_follow(self, target: pb.WatchTarget) -> bool:
         try:
-            self.call.permit(convert.namespace_from_pb(target.namespace))
+            self.call.check(convert.namespace_from_pb(target.namespace))
         except StepwellError as refusal:
             self._refuse(target, refusal)
             return False
