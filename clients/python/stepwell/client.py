@@ -12,6 +12,7 @@ from grpc import aio
 
 from stepwell.batching import Coalescer, ItemT, ResultT, until_available
 from stepwell.channel import open_channel
+from stepwell.credentials import Token, authorised
 from stepwell.durations import DurationLike, to_seconds
 from stepwell.errors import failure_of
 from stepwell.hooks import HookDefinition
@@ -41,7 +42,8 @@ class Client:
     """A connection to a server, for one namespace: `async with Client("127.0.0.1:7350") as client:`.
 
     `timeout` is the deadline of each call. Concurrent `create`, `send_event` and `trigger` calls travel together, and
-    all `result()` and `watch()` calls share one stream.
+    all `result()` and `watch()` calls share one stream. `token` goes with every call and stream, as
+    `authorization: Bearer TOKEN`: a text, or a function that is called each time.
     """
 
     def __init__(
@@ -51,6 +53,7 @@ class Client:
         namespace: str = "default",
         tls: bool = False,
         tls_ca: str | Path | None = None,
+        token: Token | None = None,
         timeout: DurationLike = "30 seconds",
     ) -> None:
         self.address = address
@@ -58,6 +61,7 @@ class Client:
         self.timeout = to_seconds(timeout)
         self._tls = tls
         self._tls_ca = None if tls_ca is None else Path(tls_ca)
+        self._token = token
         self._channel: aio.Channel | None = None
 
     async def __aenter__(self) -> Client:
@@ -70,7 +74,7 @@ class Client:
         await self.close()
 
     def _open(self) -> None:
-        self._channel = open_channel(self.address, tls=self._tls, tls_ca=self._tls_ca)
+        self._channel = authorised(open_channel(self.address, tls=self._tls, tls_ca=self._tls_ca), self._token)
         self._stub = WorkflowServiceStub(self._channel)
         self._hook_stub = HookServiceStub(self._channel)
         self._transaction_stub = TransactionServiceStub(self._channel)

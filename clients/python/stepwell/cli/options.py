@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import inspect
+import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from grpc import aio
 
 from stepwell.channel import open_channel
 from stepwell.client import Client
+from stepwell.credentials import authorised
 from stepwell.errors import CallFailed, failure_of
 
 T = TypeVar("T")
@@ -51,6 +53,11 @@ _SERVER: Mapping[str, tuple[Any, Any]] = {
 _NAMESPACE: Mapping[str, tuple[Any, Any]] = {"namespace": (Namespace, "default")}
 
 
+def token() -> str | None:
+    """The token in STEPWELL_TOKEN: not an option, as other users of the machine could read it."""
+    return os.environ.get("STEPWELL_TOKEN") or None
+
+
 @dataclass(frozen=True, slots=True)
 class Target:
     """The server that a command talks to, and the namespace."""
@@ -62,13 +69,13 @@ class Target:
 
     def client(self) -> Client:
         """A client of the SDK, to be opened."""
-        return Client(self.server, namespace=self.namespace, tls=self.tls, tls_ca=self.tls_ca)
+        return Client(self.server, namespace=self.namespace, tls=self.tls, tls_ca=self.tls_ca, token=token())
 
     def call(self, talk: Callable[[aio.Channel], Awaitable[T]]) -> T:
         """Open a channel, talk, close it. CallFailed if the server refuses or does not answer."""
 
         async def talking() -> T:
-            async with open_channel(self.server, tls=self.tls, tls_ca=self.tls_ca) as channel:
+            async with authorised(open_channel(self.server, tls=self.tls, tls_ca=self.tls_ca), token()) as channel:
                 try:
                     return await talk(channel)
                 except aio.AioRpcError as error:
