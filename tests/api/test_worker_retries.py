@@ -106,6 +106,21 @@ async def test_a_policy_is_fixed_by_the_first_execution_that_is_stored(job: Job,
     assert (step_status(step), step.attempts, step.max_attempts) == ("ERRORED", 2, 2)
 
 
+async def test_a_failure_that_is_reported_again_when_its_retry_is_due_is_told_now(job: Job, still: Served) -> None:
+    """Without a time it would be told that the step is never executed again."""
+    clock = ClockServiceStub(still.channel)
+    (sent,) = await job.send(failed("a", policy=retrying(max_attempts=3, delay=seconds(5))))
+    first = (await job.answer(sent.number)).ack
+    await clock.AdvanceClock(clock_pb2.AdvanceClockRequest(by=seconds(5)))
+    await job.resolved()
+    now = (await clock.GetClock(clock_pb2.GetClockRequest())).now
+
+    await job.worker.say(sent)
+    again = (await job.answer(sent.number)).ack
+
+    assert first.wake_at == again.wake_at == now
+
+
 async def test_a_step_says_what_its_policy_is(job: Job, flows: Flows) -> None:
     policy = pb.StepPolicy(retry=RetryPolicy(unlimited=True), timeout=seconds(1.5))
     await job.report(failed("forever", policy=policy), done("plain"))

@@ -17,6 +17,7 @@ from stepwell_server.api import listeners, streams
 from stepwell_server.api import workers as servicer
 from stepwell_server.api.access import AllowAll, Caller, Category, Principal
 from stepwell_server.domain.errors import Unauthenticated
+from stepwell_server.engine import workers as engine_workers
 from stepwell_server.engine.loops import sweep
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
@@ -95,6 +96,16 @@ async def test_a_version_that_is_not_spoken_is_refused_with_those_that_are(
         assert (error.code.name, error.reason) == ("FAILED_PRECONDITION", "PROTOCOL_UNSUPPORTED")
         assert error.metadata == {"minimum": "1", "maximum": "1"}
         assert error.message == f"this server speaks versions 1 to 1 of the protocol, not {version}"
+
+
+async def test_a_stream_speaks_the_version_of_its_worker(
+    sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_workers, "PROTOCOL", (1, 3))
+    monkeypatch.setattr(servicer, "PROTOCOL", (1, 3))
+    worker = await hire_at(sqlite_server, connect=False)
+
+    assert (await worker.connect(protocol_version=2)).protocol_version == 2
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

@@ -32,7 +32,7 @@ from stepwell_server.engine.connections import MOST_CREDIT, Beat, Connection, Dr
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.server import Server
 from stepwell_server.engine.turns import Turns
-from stepwell_server.engine.workers import LONGEST_CLAIM, PROTOCOL, Workers
+from stepwell_server.engine.workers import LONGEST_CLAIM, PROTOCOL, Hello, Workers
 
 log = structlog.get_logger()
 
@@ -77,7 +77,7 @@ class WorkerServicer(WorkerServiceServicer):
         connection, held = await self._workers.connect(hello)
         stream = _Stream(context, connection, self._workers, reader, self._terms)
         try:
-            welcome = await self._welcome(hello.namespace, connection.owner.connection, held)
+            welcome = await self._welcome(hello, connection.owner.connection, held)
             await stream.serve(welcome, rest, request_iterator, call)
         finally:
             await self._workers.disconnect(connection, goodbye=stream.said_goodbye)
@@ -87,7 +87,7 @@ class WorkerServicer(WorkerServiceServicer):
     ) -> pb.RegisterHandlersResponse:
         hello = frames.hello_from_pb(request.hello, current.get().principal.name)
         number = await self._workers.register(hello)
-        return pb.RegisterHandlersResponse(welcome=await self._welcome(hello.namespace, number, []))
+        return pb.RegisterHandlersResponse(welcome=await self._welcome(hello, number, []))
 
     async def ClaimTasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
         namespace, session_id = _session(request)
@@ -148,17 +148,17 @@ class WorkerServicer(WorkerServiceServicer):
     async def _reader(self, namespace: str) -> FrameReader:
         return FrameReader(await self._workers.limits_of(namespace), self._terms.policy, self._turns)
 
-    async def _welcome(self, namespace: str, connection: int, held: Iterable[Held]) -> pb.Welcome:
+    async def _welcome(self, hello: Hello, connection: int, held: Iterable[Held]) -> pb.Welcome:
         replica, terms = self._server.replica, self._terms
         clock = await self._server.clock()
         return pb.Welcome(
             server_version=replica.version,
-            protocol_version=PROTOCOL[1],
+            protocol_version=min(hello.protocol_version, PROTOCOL[1]),
             replica_id=replica.replica_id,
             connection=connection,
             now=convert.timestamp_to_pb(clock.now),
             virtual_clock=clock.virtual,
-            limits=convert.limits_to_pb(await self._workers.limits_of(namespace)),
+            limits=convert.limits_to_pb(await self._workers.limits_of(hello.namespace)),
             lease=convert.duration_to_pb(terms.times.lease),
             heartbeat_interval=convert.duration_to_pb(terms.heartbeat),
             ack_window=convert.duration_to_pb(terms.times.ack_window),

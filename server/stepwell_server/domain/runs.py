@@ -127,8 +127,12 @@ class Run:
         known = self.steps.get(frame.step_name or "")
         wake_at = None
         if known is not None and isinstance(frame.body, StepFailed | Wait):
-            wake_at = known.next_retry_at if known.type is StepType.DO else known.wake_at
+            wake_at = known.wake_at if known.type is not StepType.DO else self._next_execution(known)
         return FrameAnswer(frame.number, Verdict.REPEATED, self.task.stop, released, wake_at, self.task.revision)
+
+    def _next_execution(self, step: Step) -> Micros | None:
+        """When a step is executed again: now, if that time has come. None: never."""
+        return None if step.status.final else step.next_retry_at or self.now
 
     def _take(self, frame: Frame, session_id: str) -> Micros | None:
         open_steps = self._open_after(frame)
