@@ -124,6 +124,9 @@ class LimitSettings(BaseModel):
     streams_per_principal: int = Field(
         _LIMITS.streams_per_principal, ge=1, le=1_000_000, title="N", description="most open streams of one caller"
     )
+    outbox_bytes: int = Field(
+        _LIMITS.outbox_bytes, ge=1024, title="N", description="most bytes that wait for a worker to read them"
+    )
 
     def to_limits(self) -> Limits:
         """The same as the domain knows it."""

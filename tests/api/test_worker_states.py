@@ -131,3 +131,27 @@ async def test_a_step_says_how_often_it_may_be_executed_whatever_later_code_want
 
     stored = {name: step.max_attempts for name, step in state.steps.items()}
     assert stored == {"thrice": 3, "ever": 0, "once": 6, "w": 0}
+
+
+async def test_a_state_has_the_results_that_were_sent_before_it_was_asked_for(hire: Hire, flows: Flows) -> None:
+    worker = await hire()
+    await flows.create("one")
+    job = await worker.take()
+
+    for number in range(10):
+        await job.send(done(f"s{number}"), need_state())
+        whole = await worker.take(ack=False)
+        assert f"s{number}" in whole.steps
+
+
+async def test_a_state_that_is_asked_for_many_times_at_once_comes_once(worker: HandWorker) -> None:
+    """Each is as large as the run, and waits for the worker to read it."""
+    await worker.say(grant(1))
+    job = await worker.take()
+
+    for _ in range(2):
+        await job.send(*[need_state()] * 100)
+    await state_of(worker, (await worker.take()).run)
+    await worker.beat(job)
+
+    assert not worker.has("task")

@@ -217,7 +217,7 @@ async def test_a_claim_that_took_too_long_is_not_delivered_to_a_worker_whose_tas
 
         (their,) = theirs
         await engine.say(their, done("a"))  # after what was given back
-        assert (connection.outbox, connection.place.held, connection.place.credits) == ([], {}, 1)
+        assert ([*connection.outbox], connection.place.held, connection.place.credits) == ([], {}, 1)
         task = await engine.live()
         assert (task.owner, task.fence, task.interruptions) == (BEN, their.held.fence, 0)
 
@@ -259,7 +259,7 @@ async def test_a_newborn_that_took_too_long_is_returned_and_claimed(postgres_url
             await stand_still()
         await engine.send()  # after what was given back
         born = await engine.live()
-        assert (born.status, connection.outbox, connection.place.held) == (TaskStatus.PENDING, [], {})
+        assert (born.status, [*connection.outbox], connection.place.held) == (TaskStatus.PENDING, [], {})
 
         async with background(engine.dispatcher.run()):
             (delivery,) = await taken(connection)

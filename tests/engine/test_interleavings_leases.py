@@ -95,6 +95,8 @@ async def test_a_heartbeat_renews_what_it_names_and_nothing_else(engine: Engine)
     for name in ("known", "unknown"):
         await engine.create(name)
     holdings = {one.handed.task.key: one for one in await engine.claim(connection.owner, 2)}
+    for one in holdings.values():
+        engine.dispatcher.hold(connection.place, one.held)
 
     for _ in range(2):
         await connection.heartbeat(1, [holdings["known"].held])

@@ -13,9 +13,10 @@ from stepwell_server.domain.leases import Held, LeaseTimes
 from stepwell_server.domain.times import HOUR, SECOND
 from stepwell_server.engine import connections
 from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.connections import Beat, Connection, News
+from stepwell_server.engine.connections import Connection
 from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.inbox import Sender
+from stepwell_server.engine.outbox import Beat, News
 from stepwell_server.engine.tasks import Renew
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.runs import (
@@ -217,7 +218,7 @@ async def test_nothing_is_given_up_while_the_database_is_away(
                 await asyncio.sleep(0)
             engine.db.reachable = before  # nobody has tried anything else then
             await until(lambda: asyncio.get_running_loop().time() > over)
-            assert (connection.outbox, connection.last_beat) == ([], 0)
+            assert ([*connection.outbox], connection.last_beat) == ([], 0)
 
         await connection.heartbeat(2, [one, other])
 

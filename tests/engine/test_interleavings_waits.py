@@ -99,7 +99,7 @@ async def test_a_birth_that_is_refused_gives_its_room_back(engine: Engine) -> No
     again = await engine.create("x", "r1")
 
     assert again.key.instance_id == "x" and connection.place.credits == 2
-    assert connection.outbox == []
+    assert [*connection.outbox] == []
 
 
 # ---- 31: the worker that has it in memory

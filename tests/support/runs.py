@@ -44,11 +44,12 @@ from stepwell_server.domain.workflows import (
 from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.claims import Claimed, Handed, Seat
 from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.connections import Connection, Message, News
+from stepwell_server.engine.connections import Connection
 from stepwell_server.engine.dispatch import Dispatcher
 from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.intake import Intake, Item
 from stepwell_server.engine.loops.sweep import Sweep
+from stepwell_server.engine.outbox import Message, News
 from stepwell_server.engine.registry import Registry
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.run_calls import ReportFrames, Stored

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import structlog
 
@@ -19,17 +19,17 @@ from stepwell_server.domain.errors import (
     HelloRequired,
     HelloTimeout,
     InvalidField,
-    LeaseLost,
     StepwellError,
 )
-from stepwell_server.domain.frames import Frame, RunNews
+from stepwell_server.domain.frames import Frame
 from stepwell_server.domain.leases import Held, LeaseTimes, session_key
 from stepwell_server.domain.pages import PageRequest
 from stepwell_server.domain.retry import StepPolicy
 from stepwell_server.domain.tasks import Verdict
 from stepwell_server.domain.times import SECOND
-from stepwell_server.engine.connections import MOST_CREDIT, Beat, Connection, Draining, Message, News, Refused
+from stepwell_server.engine.connections import MOST_CREDIT, Connection
 from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.outbox import Beat, Draining, Message, News, Refused, State
 from stepwell_server.engine.server import Server
 from stepwell_server.engine.turns import Turns
 from stepwell_server.engine.workers import LONGEST_CLAIM, PROTOCOL, Hello, Workers
@@ -41,6 +41,14 @@ HELLO_LIMIT = 10.0
 MESSAGE_BYTES = 3 * 1024 * 1024
 FRAMES_PER_SECOND = 20_000
 FRAMES_AT_ONCE = 40_000
+STRANGE = 10
+"""What it counts for to name a lease that one does not hold, which costs much and has a reason only now and then."""
+FRAMES_IN_TURN = 25
+"""Frames that are taken in before others get a turn."""
+TOO_FAST = 1.0
+"""Seconds for which a worker that sends too much is kept waiting for the end of its stream."""
+
+_ABOUT_LEASES = NUMBERED | {"task_ack", "need_state"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +192,6 @@ class _Stream:
     _tokens: float = FRAMES_AT_ONCE
     _filled_at: float = 0.0
     _beat_at: float = 0.0
-    _states: set[asyncio.Task[None]] = field(default_factory=set)
 
     async def serve(
         self,
@@ -203,8 +210,7 @@ class _Stream:
                     await self._write([frame for message in await self._take() for frame in self._to_pb(message)])
                 await reading
         finally:
-            for task in (reading, *self._states):
-                task.cancel()
+            reading.cancel()
 
     # ---- out
 
@@ -228,6 +234,8 @@ class _Stream:
         match message:
             case Delivery():
                 yield from frames.delivery_to_pb(message)
+            case State():
+                yield from frames.delivery_to_pb(message.delivery)
             case News():
                 yield from frames.news_to_pb(message.held, message.news)
             case Beat():
@@ -267,7 +275,6 @@ class _Stream:
         try:
             await self._take_in(rest)
             async for request in requests:
-                self._spend(len(request.frames))
                 await self._take_in(request.frames)
                 if self.said_goodbye:
                     break
@@ -279,9 +286,9 @@ class _Stream:
             self.connection.stop(current.get().broken())
             return
         self.is_closed = True
-        self.connection.ready.set()
+        self.connection.outbox.ready.set()
 
-    def _spend(self, count: int) -> None:
+    async def _spend(self, count: int) -> None:
         """Hold a worker to the rate of frames that one can have a reason for."""
         now = asyncio.get_running_loop().time()
         if self._filled_at:
@@ -289,14 +296,34 @@ class _Stream:
         self._filled_at = now
         self._tokens -= max(1, count)
         if self._tokens < 0:
-            raise FrameRate(f"more than {FRAMES_PER_SECOND} frames a second", limit=FRAMES_PER_SECOND, retry_after=1.0)
+            await asyncio.sleep(TOO_FAST)  # another stream would only begin anew
+            raise FrameRate(
+                f"more than {FRAMES_PER_SECOND} frames a second", limit=FRAMES_PER_SECOND, retry_after=TOO_FAST
+            )
 
-    async def _take_in(self, incoming: Iterable[pb.WorkerFrame]) -> None:
-        """Frames about one task go on together; an acknowledgement beside them is theirs."""
+    def _cost(self, frame: pb.WorkerFrame) -> int:
+        """What a frame counts for: one for each thing that it names, and more for each lease that is not held."""
+        body = frame.WhichOneof("body")
+        if body == "heartbeat":
+            named = map(frames.held_from_pb, frame.heartbeat.held)
+            return 1 + sum(1 if self.connection.holds(one) else STRANGE for one in named)
+        is_strange = body in _ABOUT_LEASES and not self.connection.holds(Held(frame.task_id, frame.fence))
+        return (STRANGE if is_strange else 1) + len(frame.opens)
+
+    async def _take_in(self, incoming: Sequence[pb.WorkerFrame]) -> None:
+        """Frames about one task go on together; an acknowledgement beside them is theirs.
+
+        While the worker does not read what it is sent, nothing of what it says is taken in.
+        """
+        await self._spend(sum(map(self._cost, incoming)))
+        await self.connection.outbox.room()
         reports: dict[Held, list[Frame]] = {}
         arrived: dict[Held, None] = {}
+        forgotten: dict[Held, None] = {}
         beats: list[pb.Heartbeat] = []
-        for frame in incoming:
+        for number, frame in enumerate(incoming, 1):
+            if not number % FRAMES_IN_TURN:
+                await asyncio.sleep(0)
             held, body = Held(frame.task_id, frame.fence), frame.WhichOneof("body")
             if body not in NUMBERED:
                 validate.check(frame)
@@ -306,34 +333,21 @@ class _Stream:
                 arrived[held] = None
             elif body == "heartbeat":
                 beats.append(frame.heartbeat)
-            else:
-                self._other(held, body, frame)
+            elif body == "need_state":
+                forgotten[held] = None
+            elif body == "credit":
+                self.connection.grant(frame.credit.tasks)
+            elif body == "goodbye":
+                self.said_goodbye = True
         for held, read in reports.items():
             arrived.pop(held, None)
             await self.connection.report(held, tuple(read))
         for held in arrived:
             self.connection.acknowledge(held)
+        for held in forgotten:
+            await self.connection.need_state(held)
         for beat in beats:
             await self.connection.heartbeat(beat.heartbeat_number, map(frames.held_from_pb, beat.held))
-
-    def _other(self, held: Held, body: str | None, frame: pb.WorkerFrame) -> None:
-        match body:
-            case "credit":
-                self.connection.grant(frame.credit.tasks)
-            case "need_state":
-                state = asyncio.create_task(self._send_state(held))
-                self._states.add(state)
-                state.add_done_callback(self._states.discard)
-            case "goodbye":
-                self.said_goodbye = True
-
-    async def _send_state(self, held: Held) -> None:
-        try:
-            self.connection.send(await self.workers.state(self.connection.owner.session_id, held))
-        except LeaseLost as lost:
-            self.connection.tell(held, RunNews(stale=lost))
-        except StepwellError as error:
-            self.connection.stop(error)  # it comes back, and asks again
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, list[pb.WorkerFrame]]:

@@ -142,7 +142,7 @@ class Frame:
         """About how many bytes it brings."""
         payload = getattr(self.body, "result", None) or getattr(self.body, "output", None)
         failure = getattr(self.body, "failure", None)
-        said = 0 if failure is None else len(failure.message) + len(failure.details)
+        said = 0 if failure is None else failure.size
         return 200 + said + 400 * len(self.opens) + (0 if payload is None else payload.size)
 
     def check(self) -> None:
@@ -181,3 +181,8 @@ class RunNews:
     """When something of it happens by itself next."""
     stale: StepwellError | None = None
     """The lease is lost: why."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it is."""
+        return 100 * (len(self.answers) + len(self.timed_out)) + sum(step.size for step in self.resolved)

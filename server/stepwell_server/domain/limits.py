@@ -20,3 +20,4 @@ class Limits:
     page_size: int = 100
     timer: Micros = 365 * DAY
     streams_per_principal: int = 200
+    outbox_bytes: int = 16 * 1024 * 1024

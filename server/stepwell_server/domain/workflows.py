@@ -98,6 +98,11 @@ class Failure:
     non_retryable: bool = False
     details: str = ""
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it is."""
+        return len(self.message) + len(self.details)
+
     def shortened(self) -> Failure:
         """The same, short enough to be stored."""
         return replace(
@@ -211,6 +216,12 @@ class Step(NamedTuple):
         if self.status.final:
             return self
         return self._replace(status=StepStatus.CANCELLED, next_retry_at=None)
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it is."""
+        failure = 0 if self.failure is None else self.failure.size
+        return 300 + len(self.name) + (0 if self.result is None else self.result.size) + failure
 
     def ended_by(self, event: Event) -> Step:
         """The wait, over because the event came."""

@@ -51,6 +51,12 @@ class Handed:
     next_timer: Micros | None = None
     """When something of it happens by itself: a wait is over, or an execution takes too long."""
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it is, without the steps."""
+        payload = self.hook.payload if self.hook is not None else None if self.started is None else self.started.params
+        return 300 + (0 if payload is None else payload.size)
+
 
 @dataclass(frozen=True, slots=True)
 class Claimed:

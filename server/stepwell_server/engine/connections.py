@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Coroutine, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import structlog
 
@@ -16,6 +16,7 @@ from stepwell_server.domain.errors import (
     Conflict,
     DatabaseUnavailable,
     InvalidField,
+    LeaseLost,
     ServerBusy,
     ShuttingDown,
     StepwellError,
@@ -27,6 +28,7 @@ from stepwell_server.domain.times import SECOND
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Delivery, Dispatcher, Place
 from stepwell_server.engine.groups import HotCall
+from stepwell_server.engine.outbox import Beat, Draining, Message, News, Outbox, Refused, State
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.tasks import Answer, GiveBack, Leave, Renew, Shorten
 
@@ -37,38 +39,12 @@ SHORTEST_RETRY = 0.1
 LONGEST_RETRY = 2.0
 LANES_BYTES = 16 * 1024 * 1024
 """Frames of a worker that wait for the database, in all, before no more are read."""
+MOST_STRANGE = 100
+"""Reports about what a worker does not hold that wait for the database, before no more are read."""
 
 _TRY_AGAIN = (DatabaseUnavailable, ServerBusy, Conflict)
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class News:
-    """What a worker is told of a run that it holds."""
-
-    held: Held
-    news: RunNews
-
-
-@dataclass(frozen=True, slots=True)
-class Beat:
-    """A heartbeat of the server: it says which of the worker's is durable."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refused:
-    """A frame about the stream itself was refused."""
-
-    refusal: StepwellError
-
-
-@dataclass(frozen=True, slots=True)
-class Draining:
-    """The replica goes away."""
-
-
-Message: TypeAlias = Delivery | News | Beat | Refused | Draining
 
 
 @dataclass(slots=True, eq=False)
@@ -85,6 +61,16 @@ class _Renewals:
 
 
 @dataclass(slots=True, eq=False)
+class _Asked:
+    """A state that is on its way to its worker."""
+
+    is_outdated: bool = False
+    """The worker has reported something since it asked."""
+    is_asked_again: bool = False
+    """And then it has asked again."""
+
+
+@dataclass(slots=True, eq=False)
 class Connection:
     """One stream of a worker. Frames of one task are committed in the order in which they came, whatever happens."""
 
@@ -92,8 +78,8 @@ class Connection:
     place: Place
     committer: Committer
     dispatcher: Dispatcher
-    outbox: list[Message] = field(default_factory=list)
-    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    read_state: Callable[[Held], Awaitable[Delivery]]
+    outbox: Outbox
     end: StepwellError | None = None
     """Why the stream must end."""
     is_draining: bool = False
@@ -104,28 +90,38 @@ class Connection:
     _lanes: dict[int, deque[ReportFrames | Shorten]] = field(default_factory=dict)
     """By task: what the database could not take, in the order in which it shall."""
     _retries: set[asyncio.Task[None]] = field(default_factory=set)
+    _strange: set[asyncio.Future[RunNews]] = field(default_factory=set)
+    """Answers to reports about what it does not hold: perhaps it did, and repeats how that ended."""
+    _asked: dict[Held, _Asked] = field(default_factory=dict)
+    """Runs whose state is on its way."""
+    _reading: asyncio.Lock = field(default_factory=asyncio.Lock)
+    """One state is read at a time, when there is room for it."""
     _has_parted: bool = False
 
     # ---- out
 
     def send(self, *messages: Message) -> None:
         """Put messages into the outbox."""
-        self.outbox.extend(messages)
-        self.ready.set()
+        for message in messages:
+            self.outbox.put(message)
+        self.place.is_full = self.outbox.is_full
 
     async def take(self) -> list[Message]:
-        """Everything that is ready to go out, once something is. Raises why the stream must end."""
-        await self.ready.wait()
-        self.ready.clear()
+        """What goes out next, once something does: what went out before is written. Raises why the stream must end."""
+        self.outbox.written()
+        if self.place.is_full and not self.outbox.is_full:
+            self.place.is_full = False
+            self.dispatcher.grant(self.place, 0)  # there may be something to take now
+        await self.outbox.ready.wait()
+        self.outbox.ready.clear()
         if self.end is not None:
             raise self.end
-        taken, self.outbox = self.outbox, []
-        return taken
+        return self.outbox.take()
 
     def stop(self, why: StepwellError) -> None:
         """End the stream with this."""
         self.end = why
-        self.ready.set()
+        self.outbox.ready.set()
 
     def drain(self) -> None:
         """Say that the replica goes away. Leases keep their length: the worker carries them to another."""
@@ -153,21 +149,27 @@ class Connection:
         if tasks <= 0:
             self.send(Refused(InvalidField("credit must be at least 1", field="tasks")))
             return
-        room = max(0, MOST_CREDIT - self.place.credits - self.place.lent)
+        place = self.place
+        room = max(0, MOST_CREDIT - place.credits - place.lent - place.births - len(place.held))
         if not self.is_draining:
-            self.dispatcher.grant(self.place, min(tasks, room))
+            self.dispatcher.grant(place, min(tasks, room))
 
     def acknowledge(self, held: Held) -> None:
         """The task has arrived: its lease is a full one in a moment, or with its first frames."""
-        if not self._holds(held):
-            self._spawn(self._acknowledge(held, SHORTEST_RETRY, ours=False))
+        if not self.holds(held):
+            self._lose(held)
             return
         if not self._arrived:
             self._spawn(self._acknowledge_arrived())
         self._arrived[held] = None
 
-    def _holds(self, held: Held) -> bool:
+    def holds(self, held: Held) -> bool:
+        """Whether the worker holds this through the stream."""
         return self.place.held.get(held.task_id) == held
+
+    def _lose(self, held: Held) -> None:
+        """Tell the worker that a lease is lost. Whatever a session holds it holds through its newest stream."""
+        self.tell(held, RunNews(stale=held.lost()))
 
     async def _acknowledge_arrived(self) -> None:
         await asyncio.sleep(ACKS_COLLECTED)
@@ -176,14 +178,13 @@ class Connection:
             await self._acknowledge(held, SHORTEST_RETRY)
             self._arrived.pop(held, None)
 
-    async def _acknowledge(self, held: Held, pause: float, *, ours: bool = True) -> None:
-        await self._enqueue(self._renewal(held), partial(self._acknowledged, held, pause, ours))
+    async def _acknowledge(self, held: Held, pause: float) -> None:
+        await self._enqueue(self._renewal(held), partial(self._acknowledged, held, pause))
 
-    def _acknowledged(self, held: Held, pause: float, ours: bool, done: asyncio.Future[Answer]) -> None:
-        is_held = self._holds(held)
-        if ours and not is_held:
+    def _acknowledged(self, held: Held, pause: float, done: asyncio.Future[Answer]) -> None:
+        if not self.holds(held):
             return  # it was taken away meanwhile, and its worker was told why
-        if not self._renewed(held, done) and is_held and not self._has_parted:
+        if not self._renewed(held, done) and not self._has_parted:
             self._spawn(self._acknowledge_again(held, pause))
 
     async def _acknowledge_again(self, held: Held, pause: float) -> None:
@@ -192,7 +193,10 @@ class Connection:
 
     async def heartbeat(self, number: int, held: Iterable[Held]) -> None:
         """Renew these leases, and say when that is durable. One that cannot be renewed is lost alone."""
-        beat = _Renewals(number, {*held})
+        named = {*held}
+        beat = _Renewals(number, set(filter(self.holds, named)))
+        for one in named - beat.waiting:
+            self._lose(one)
         if not beat.waiting:
             self._confirm(number)
             return
@@ -216,7 +220,7 @@ class Connection:
             self._settle(beat, held)
         elif done.cancelled() or self._has_parted or isinstance(done.exception(), ShuttingDown):
             return  # the worker carries its leases to another connection
-        elif self._holds(held) and isinstance(done.exception(), _TRY_AGAIN):
+        elif self.holds(held) and isinstance(done.exception(), _TRY_AGAIN):
             self._spawn(self._renew_again(beat, held, pause))
         else:
             self._settle(beat, held, is_lost=True)
@@ -226,7 +230,7 @@ class Connection:
         for held in beat.waiting.intersection(settled):
             beat.waiting.discard(held)
             if is_lost:
-                self.tell(held, RunNews(stale=held.lost()))
+                self._lose(held)
             if not beat.waiting:
                 self._confirm(beat.number)
 
@@ -262,9 +266,8 @@ class Connection:
         if done.cancelled() or done.exception() is not None:
             return False
         answer = done.result()
-        was_held = self.place.held.get(held.task_id) == held
-        if answer.verdict is Verdict.STALE and not was_held:
-            self.tell(held, RunNews(stale=held.lost()))
+        if answer.verdict is Verdict.STALE and not self.holds(held):
+            self._lose(held)
         elif answer.verdict is Verdict.STALE or answer.wake_again:
             self.dispatcher.look([held.task_id])  # which also says why it is lost
         return True
@@ -272,15 +275,24 @@ class Connection:
     async def report(self, held: Held, frames: tuple[Frame, ...]) -> None:
         """Commit frames about one task; the answers go out by themselves."""
         self._arrived.pop(held, None)
+        if held in self._asked:
+            self._asked[held].is_outdated = True
         size = sum(frame.size for frame in frames)
-        call = ReportFrames(held, self.owner.session_id, frames, size, self.place.namespace)
+        await self._report(ReportFrames(held, self.owner.session_id, frames, size, self.place.namespace))
+
+    async def _report(self, call: ReportFrames) -> None:
         while sum(one.size for lane in self._lanes.values() for one in lane) > LANES_BYTES:
             # Until a lane is empty the stream is not read: the worker has to wait.
             await asyncio.wait(self._retries, return_when=asyncio.FIRST_COMPLETED)
-        if held.task_id in self._lanes:  # an earlier one waits for the database: keep the order
+        if call.held.task_id in self._lanes:  # an earlier one waits for the database: keep the order
             self._queue(call)
             return
-        await self._enqueue(call, lambda done: self._reported(call, done))
+        while len(self._strange) >= MOST_STRANGE:
+            await asyncio.wait(self._strange, return_when=asyncio.FIRST_COMPLETED)
+        answer = await self._enqueue(call, lambda done: self._reported(call, done))
+        if not self.holds(call.held):
+            self._strange.add(answer)
+            answer.add_done_callback(self._strange.discard)
 
     def _reported(self, call: ReportFrames, done: asyncio.Future[RunNews]) -> None:
         if done.cancelled() or self._has_parted:
@@ -290,11 +302,45 @@ class Connection:
         if lane is not None:  # an earlier one failed: this one was refused as out of turn, or must be said again
             _insert_in_order(lane, replace(call, tell_all=True))
         elif error is None:
-            self.tell(call.held, done.result())
+            self._decided(call, done.result())
         elif isinstance(error, _TRY_AGAIN):
             self._queue(replace(call, tell_all=True))
         else:
-            self.tell(call.held, RunNews(stale=call.held.lost()))
+            self._decided(call, RunNews(stale=call.held.lost()))
+
+    def _decided(self, call: ReportFrames, news: RunNews) -> None:
+        """Tell the worker what came of its frames. If there are none, it has asked for the state, which says it all."""
+        if call.frames:
+            self.tell(call.held, news)
+            return
+        self.tell(call.held, RunNews(next_timer=news.next_timer, stale=news.stale))
+        if news.stale is None:
+            self._spawn(self._send_state(call.held))
+        else:
+            del self._asked[call.held]
+
+    async def need_state(self, held: Held) -> None:
+        """Send the worker all of a run that it holds, with everything in it that it has reported before."""
+        asked = self._asked.get(held)
+        if not self.holds(held):
+            self._lose(held)
+        elif asked is None:
+            self._asked[held] = _Asked()
+            await self._report(ReportFrames(held, self.owner.session_id, namespace=self.place.namespace))
+        elif asked.is_outdated:
+            asked.is_asked_again = True
+
+    async def _send_state(self, held: Held) -> None:
+        try:
+            async with self._reading:
+                await self.outbox.room()
+                self.send(State(await self.read_state(held)))
+        except LeaseLost:
+            self._lose(held)
+        except StepwellError as error:
+            self.stop(error)  # it comes back, and asks again
+        if self._asked.pop(held).is_asked_again:
+            await self.need_state(held)
 
     def _queue(self, call: ReportFrames | Shorten) -> None:
         """Commit it after all that waits in the lane of its task; in a moment if nothing does."""
@@ -324,11 +370,11 @@ class Connection:
             except StepwellError:
                 news = RunNews(stale=call.held.lost())
             lane.remove(call)
-            if isinstance(news, RunNews):
-                self.tell(call.held, news)
+            if isinstance(call, ReportFrames):
+                self._decided(call, news)
         del self._lanes[task_id]
 
-    async def _enqueue(self, call: HotCall, then: Callable[[asyncio.Future[Any]], object]) -> None:
+    async def _enqueue(self, call: HotCall, then: Callable[[asyncio.Future[Any]], object]) -> asyncio.Future[Any]:
         """Hand a call to the committer. While that is full, the stream is not read: the worker has to wait."""
         while True:
             try:
@@ -337,7 +383,7 @@ class Connection:
                 await asyncio.sleep(SHORTEST_RETRY)
                 continue
             answer.add_done_callback(then)
-            return
+            return answer
 
     # ---- the end
 
@@ -379,7 +425,7 @@ def _insert_in_order(lane: deque[ReportFrames | Shorten], call: ReportFrames) ->
 
 
 def _first_number(call: ReportFrames | Shorten) -> float:
-    """Where a call belongs among those of its task: what ends its lease comes last."""
-    if isinstance(call, Shorten):
+    """Where a call belongs among those of its task: what ends its lease comes last, and what asks for its state."""
+    if isinstance(call, Shorten) or not call.frames:
         return math.inf
-    return call.frames[0].number if call.frames else 0
+    return call.frames[0].number

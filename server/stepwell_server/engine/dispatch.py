@@ -59,6 +59,11 @@ class Delivery:
         """The lease."""
         return Held(self.handed.task.id, self.handed.task.fence)
 
+    @property
+    def size(self) -> int:
+        """About how many bytes it is."""
+        return self.handed.size + sum(step.size for step in self.steps)
+
 
 @dataclass(slots=True, eq=False)
 class Place:
@@ -81,6 +86,8 @@ class Place:
     """The answer to a claim was lost: it may hold what it never heard of, and takes nothing until that is returned."""
     namespace: str = ""
     """Of its session. Empty: it works for the server itself."""
+    is_full: bool = False
+    """It does not read what it was sent, so it is sent nothing that can wait."""
 
     @property
     def sender(self) -> Sender:
@@ -90,7 +97,7 @@ class Place:
     @property
     def takes_more(self) -> bool:
         """Whether it can be given tasks."""
-        return self.credits > 0 and not self.has_lost_claim
+        return self.credits > 0 and not self.has_lost_claim and not self.is_full
 
 
 class Dispatcher:
@@ -169,6 +176,9 @@ class Dispatcher:
     def _ask(self, place: Place, held: Held, *, tell_all: bool = False) -> None:
         place.timers.pop(held.task_id, None)
         unsure = tell_all or held.task_id in place.unsure
+        if place.is_full:
+            self._ask_later(place, held)
+            return
         try:
             look = ReportFrames(held, place.owner.session_id, connection=place.owner.connection, tell_all=unsure)
             news = self._committer.enqueue(look, place.sender)
@@ -424,14 +434,14 @@ class Dispatcher:
         return {run.task_id: tuple(steps) for run, steps in found.items()}
 
     def _hand(self, handed: Handed, steps: tuple[Step, ...] | None, asked_at: float) -> bool:
-        """Give a task to its worker, if that is still there, all is known that it must know, and the lease is young.
+        """Give a task to its worker, if that is there and reads, all is known that it must know, the lease is young.
 
         False: it is not. Its lease is for the ack window and began after we asked for it. If we stood still since, or
         the commit did, somebody else may have the task by now, and of an execution under our lease nobody would know.
         """
         assert handed.task.owner is not None
         place = self._places.get(handed.task.owner)
-        if place is None or steps is None or self._is_too_late(asked_at):
+        if place is None or place.is_full or steps is None or self._is_too_late(asked_at):
             self.give_back(handed)
             if place is not None:
                 self.grant(place, 1)

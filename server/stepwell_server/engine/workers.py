@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 
 import structlog
 
@@ -34,6 +35,7 @@ from stepwell_server.engine.connections import Connection
 from stepwell_server.engine.dispatch import LONGEST_PAUSE, SHORTEST_PAUSE, Delivery, Place
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.inbox import Sender
+from stepwell_server.engine.outbox import Outbox
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.run_calls import EndOvertime, ReportFrames
 from stepwell_server.engine.runs import changed_statuses, ref
@@ -146,7 +148,9 @@ class Workers:
         if older is not None:
             older.stop(Superseded("a newer connection of this session has taken over", connection=owner.connection))
         place = Place(owner, hosted, lambda deliveries: None, lambda held, news: None, namespace=namespace)
-        connection = Connection(owner, place, self._spine.committer, self._spine.dispatcher)
+        outbox = Outbox(self._spine.registry.limits.outbox_bytes)
+        read_state = partial(self.state, owner.session_id)
+        connection = Connection(owner, place, self._spine.committer, self._spine.dispatcher, read_state, outbox)
         place.deliver, place.tell = connection.deliver, connection.tell
         self._connections[owner.session_id] = connection
         self._spine.dispatcher.enter(place)
