@@ -2,82 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NoReturn
 
 import pytest
-from google.protobuf.descriptor import Descriptor, FieldDescriptor
+from google.protobuf.descriptor import Descriptor
 from google.protobuf.message_factory import GetMessageClass
 
-from stepwell.v1 import (
-    clock_pb2,
-    dispatchers_pb2,
-    hooks_pb2,
-    namespaces_pb2,
-    server_pb2,
-    transactions_pb2,
-    workers_pb2,
-    workflows_pb2,
-)
+from stepwell.v1 import workflows_pb2
 from stepwell_server.api import bounds, parsing, wire
 from stepwell_server.api.parsing import Parser
 from stepwell_server.api.validate import Validator
 from stepwell_server.domain.errors import InvalidRequest
 from stepwell_server.domain.limits import Limits
 from tests.support import raw
+from tests.support.requests import METHODS, Path, message, name_of, repeated
 
 LIMITS = Limits()
-FILES: list[Any] = [
-    clock_pb2,
-    dispatchers_pb2,
-    hooks_pb2,
-    namespaces_pb2,
-    server_pb2,
-    transactions_pb2,
-    workers_pb2,
-    workflows_pb2,
-]
-REQUESTS: list[Descriptor] = [
-    method.input_type
-    for file in FILES
-    for service in file.DESCRIPTOR.services_by_name.values()
-    for method in service.methods
-]
-Path = tuple[FieldDescriptor, ...]
-
-
-def repeated(kind: Descriptor, path: Path = ()) -> Iterator[Path]:
-    """The ways to every field that can repeat, from the message down."""
-    for field in kind.fields:
-        if field.is_repeated:
-            yield (*path, field)
-        inner = field.message_type
-        if inner is not None and not inner.GetOptions().map_entry:
-            yield from repeated(inner, (*path, field))
-
-
-PATHS = [(kind, path) for kind in REQUESTS for path in repeated(kind)]
-named = pytest.mark.parametrize(
-    ("kind", "path"), PATHS, ids=[f"{kind.name}.{'.'.join(one.name for one in path)}" for kind, path in PATHS]
-)
-
-
-def elements(field: FieldDescriptor, count: int) -> bytes:
-    """So many elements of a field, as little as one can be; the keys of a map differ."""
-    inner = field.message_type
-    if inner is not None and inner.GetOptions().map_entry:
-        return b"".join(raw.string_field(field.number, raw.string_field(1, b"%x" % one)) for one in range(count))
-    is_number = inner is None and field.type != FieldDescriptor.TYPE_STRING
-    return (raw.varint_field(field.number, 1) if is_number else raw.string_field(field.number, b"")) * count
-
-
-def message(path: Path, count: int) -> bytes:
-    """A message with so many elements in the field, and nothing else."""
-    *outer, field = path
-    body = elements(field, count)
-    for one in reversed(outer):
-        body = raw.string_field(one.number, body)
-    return body
+PATHS = [(method.input_type, path) for method in METHODS for path in repeated(method.input_type)]
+named = pytest.mark.parametrize(("kind", "path"), PATHS, ids=[name_of(kind, path) for kind, path in PATHS])
 
 
 def test_every_field_that_can_repeat_has_a_limit() -> None:
