@@ -136,7 +136,7 @@ HOSTILE = {
 
 @pytest.mark.parametrize("text", HOSTILE.values(), ids=HOSTILE)
 def test_each_character_of_a_large_payload_is_looked_at_once(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(strict_json, "PART", 16 * 1024)
+    monkeypatch.setattr(strict_json, "PART", 4 * 1024)
     looked_at = 0
     try:
         for amount in Payload(text).scan("params", most_bytes=2 * MEBIBYTE, deepest=64):

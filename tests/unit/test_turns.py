@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+
+import pytest
 
 from stepwell_server.engine.turns import PART, Turns
 
@@ -48,3 +51,24 @@ async def test_of_several_works_one_goes_on_in_a_round() -> None:
     begun, _ = await rounds_beside(*[[PART] * 10] * 20)
 
     assert max(begun) <= 1
+
+
+async def test_refusals_take_turns_as_well() -> None:
+    turns = Turns()
+    rounds = 0
+
+    def refuse() -> Iterator[int]:
+        raise ValueError
+        yield 0
+
+    async def all_refused() -> None:
+        for _ in range(10):
+            with pytest.raises(ValueError):
+                await turns.work(refuse())
+
+    refused = asyncio.create_task(all_refused())
+    while not refused.done():
+        await asyncio.sleep(0)
+        rounds += 1
+
+    assert rounds > 10

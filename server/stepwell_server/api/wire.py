@@ -13,7 +13,7 @@ from stepwell_server.api.bounds import MOST_FIELDS
 from stepwell_server.domain.errors import InvalidField, MalformedRequest
 from stepwell_server.domain.limits import Limits
 
-PART = 1024
+PART = 256
 """Values that are counted at once."""
 FIELD_COST = 4
 """A value costs as much as so many characters of JSON."""

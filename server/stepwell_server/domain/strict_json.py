@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NoReturn, TypeAlias
 
-PART = 16 * 1024
+PART = 4 * 1024
 """Characters that are looked at at once, unless one scalar has more."""
 
 _HEX = r"[0-9a-fA-F]"

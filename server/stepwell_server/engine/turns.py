@@ -9,8 +9,9 @@ import asyncio
 from collections.abc import Iterable
 from contextvars import ContextVar
 
-PART = 16 * 1024
-"""Bytes, or as much work, that a call does at once: about three milliseconds of the worst kind."""
+PART = 4 * 1024
+"""Characters, or as much work, that a call does at once: about a millisecond of the worst kind. Another call takes
+several rounds of the loop, each of which can have such a part in it."""
 
 _done: ContextVar[int] = ContextVar("done_in_turn", default=0)
 
@@ -22,9 +23,13 @@ class Turns:
         self._line = asyncio.Lock()
 
     async def work(self, parts: Iterable[int]) -> None:
-        """Do work that says after each part how much it was."""
-        for amount in parts:
-            await self.spend(amount)
+        """Do work that says after each part how much it was. What it refuses counts as a part: it can be a long one."""
+        try:
+            for amount in parts:
+                await self.spend(amount)
+        except Exception:
+            await self.spend(PART)
+            raise
 
     async def spend(self, amount: int) -> None:
         """Count work that was done. A call that has done a part waits for its next turn."""
