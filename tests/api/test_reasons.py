@@ -292,6 +292,12 @@ async def _(on: Stage) -> Any:
     return await on.hello()
 
 
+@case("RATE_LIMITED", policy=GRANTED, call_rate=0.001, call_burst=1)
+async def _(on: Stage) -> Any:
+    for _ in range(2):
+        await _info(on)
+
+
 @case("FRAME_RATE")
 async def _(on: Stage) -> Any:
     on.patch(servicer, "FRAMES_PER_SECOND", 0)
