@@ -16,6 +16,8 @@ class FakeProcessor:
     wakes_at: float | None = None
     count: int = 1
     """What a pass returns."""
+    backlog: int | None = None
+    """After so many passes nothing is due any more."""
     number: int = 1
     namespace: str = "default"
     passes: list[float] = field(default_factory=list)
@@ -40,6 +42,9 @@ class FakeProcessor:
                 await self.gate.wait()
             if self.pass_fails is not None:
                 raise self.pass_fails
+            if self.backlog is not None:
+                self.backlog -= 1
+                self.wakes_at = self.wakes_at if self.backlog else None
             return self.count
         finally:
             self.running -= 1

@@ -50,16 +50,30 @@ async def test_a_poll_makes_one_pass_if_something_is_due(
 ) -> None:
     async with PollingDispatcher(processor, clock=clock):
         await after(clock, 4, step=1)
-        processor.wakes_at = 5.0 - before
-        await after(clock, 1, step=1)
-        assert processor.passes == [5.0]
+        for at in (5.0, 10.0):
+            processor.wakes_at, processor.backlog = at - before, 1
+            await after(clock, 5, step=1)
 
-        await after(clock, 5, step=1)
-        assert processor.passes == [5.0, 10.0]
+    assert processor.passes == [5.0, 10.0]
+
+
+async def test_passes_follow_each_other_while_they_hand_something_out_and_something_is_due(
+    processor: FakeProcessor, clock: ManualClock
+) -> None:
+    processor.wakes_at, processor.backlog = 0.0, 5
+    async with PollingDispatcher(processor, clock=clock) as dispatcher:
+        await settle()
+        assert processor.passes == [0.0] * 5
+
+        clock.advance(1)
+        processor.wakes_at, processor.backlog = 1.0, 3
+        dispatcher.wake()
+        await settle()
+        assert processor.passes[5:] == [1.0] * 3
 
 
 async def test_a_poll_during_a_pass_is_made_up_for_after_it(processor: FakeProcessor, clock: ManualClock) -> None:
-    processor.gate, processor.wakes_at = asyncio.Event(), 0.0
+    processor.gate, processor.wakes_at, processor.backlog = asyncio.Event(), 0.0, 2
     async with PollingDispatcher(processor, clock=clock):
         await after(clock, 12, step=1)
         processor.gate.set()

@@ -99,7 +99,7 @@ async def test_one_that_always_fails_neither_slows_the_others_nor_is_forgotten(c
 
 
 async def test_polls_of_a_group_go_on_for_those_that_answer(clock: ManualClock) -> None:
-    broken, due = FakeProcessor(clock, look_fails=BROKEN), FakeProcessor(clock, 0.0)
+    broken, due = FakeProcessor(clock, count=0, look_fails=BROKEN), FakeProcessor(clock, 0.0, count=0)
     async with PollingDispatcher(ProcessorGroup(broken, due), clock=clock, on_error=lambda _error: None):
         await after(clock, 10.1)
 

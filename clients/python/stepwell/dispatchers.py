@@ -155,14 +155,18 @@ class Dispatcher:
         finally:
             self._working = None
 
-    async def _pass(self, began_at: float | None = None) -> None:
-        """One pass. A pause after an empty one counts from its beginning, if that is given, or else from its end."""
+    async def _pass(self, began_at: float | None = None) -> int:
+        """One pass, and how many it handled.
+
+        A pause after an empty one counts from its beginning, if that is given, or else from its end.
+        """
         self._is_in_pass = True
         try:
             count = await self._guarded(self._processor.process(), _processed_of)
         finally:
             self._is_in_pass = False
         self._pauses.passed(count, self._clock.now() if began_at is None else began_at)
+        return count
 
     async def _look(self) -> NextWake | _Unknown:
         """The next wake, as far as it is known now."""
@@ -197,7 +201,10 @@ class Dispatcher:
 
 
 class PollingDispatcher(Dispatcher):
-    """Looks at the next wake when it starts and every `interval` from then on, and makes a pass if something is due."""
+    """Looks at the next wake when it starts and every `interval` from then on, and makes a pass if something is due.
+
+    After a pass that handled something it looks again at once: what is due is not left to the next poll.
+    """
 
     def __init__(
         self, processor: Processor, *, interval: DurationLike = "5 seconds", **settings: Unpack[Settings]
@@ -224,12 +231,14 @@ class PollingDispatcher(Dispatcher):
     async def _do(self, wanted: _Want) -> None:
         polled_at = self._polled_at
         if _Want.PASS in wanted:
-            await self._pass()
-            return
-        found = await self._look()
-        wake = found.rest if isinstance(found, _Unknown) else found
-        if wake.is_due and polled_at >= self._pauses.until(wake):
-            await self._pass(polled_at)
+            handled = await self._pass()
+        else:
+            found = await self._look()
+            wake = found.rest if isinstance(found, _Unknown) else found
+            is_time = wake.is_due and polled_at >= self._pauses.until(wake)
+            handled = await self._pass(polled_at) if is_time else 0
+        if handled:
+            self._ask(_Want.LOOK)
 
 
 class AlarmDispatcher(Dispatcher):
