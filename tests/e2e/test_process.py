@@ -182,7 +182,7 @@ async def test_sigterm_under_load_fails_no_call_of_a_retrying_client(database_ur
                 return
             name = f"c{number}-{count}"
             request = namespaces_pb2.CreateNamespaceRequest(name=name, request_id=name)
-            await stub.CreateNamespace(request, timeout=30, wait_for_ready=True)
+            await stub.CreateNamespace(request, timeout=30)
             created.append(name)
 
     async with open_channel(listen) as channel:

@@ -123,10 +123,13 @@ class FakeWorkflows(WorkflowServiceServicer):
         self.refused_watchers: asyncio.Queue[None] = asyncio.Queue()
         self.refuse: Callable[[str], errors_pb2.ItemError | None] = lambda _id: None
         self.existing: set[str] = set()
+        self.most_items = 100
         self.instances: dict[str, wf.Instance] = {}
 
     async def CreateInstances(self, request: wf.CreateInstancesRequest, context: Any) -> wf.CreateInstancesResponse:  # noqa: N802
         self.creates.append(request)
+        if len(request.items) > self.most_items:
+            await refuse(context, grpc.StatusCode.INVALID_ARGUMENT, "BATCH_TOO_LARGE", {"limit": str(self.most_items)})
         return wf.CreateInstancesResponse(results=[self._create(item) for item in request.items])
 
     def _create(self, item: wf.CreateInstancesItem) -> wf.CreateInstancesResult:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import repeat
 
 import grpc
 import pytest
 
 from stepwell import CallFailed
-from stepwell.batching import Coalescer, until_available
-from stepwell.v1.errors_pb2 import ItemError
+from stepwell.batching import Coalescer, MostItems, until_available
+from stepwell.v1.errors_pb2 import ERROR_REASON_SERVER_BUSY, ERROR_REASON_UNSPECIFIED, ItemError
 from stepwell.v1.workflows_pb2 import SendEventsItem, SendEventsResult
 
 
@@ -47,7 +48,7 @@ async def submit(
 
 
 async def test_what_comes_while_one_is_in_flight_goes_with_the_next(wire: Wire) -> None:
-    coalescer = Coalescer(wire.send)
+    coalescer = Coalescer(wire.send, MostItems())
     first = await submit(coalescer, "a")
     others = await submit(coalescer, "b", "c")
     assert wire.batches == [["a"]]
@@ -58,7 +59,7 @@ async def test_what_comes_while_one_is_in_flight_goes_with_the_next(wire: Wire) 
 
 
 async def test_a_failed_batch_fails_for_its_callers_and_no_others(wire: Wire) -> None:
-    coalescer = Coalescer(wire.send)
+    coalescer = Coalescer(wire.send, MostItems())
     doomed = await submit(coalescer, "a", "b")
     wire.error = ConnectionError("down")
     wire.gate.set()
@@ -72,7 +73,7 @@ async def test_a_failed_batch_fails_for_its_callers_and_no_others(wire: Wire) ->
 
 
 async def test_a_caller_that_gives_up_does_not_disturb_the_others(wire: Wire) -> None:
-    coalescer = Coalescer(wire.send)
+    coalescer = Coalescer(wire.send, MostItems())
     gives_up, stays = await submit(coalescer, "a", "b")
     gives_up.cancel()
     wire.gate.set()
@@ -82,7 +83,7 @@ async def test_a_caller_that_gives_up_does_not_disturb_the_others(wire: Wire) ->
 
 
 async def test_who_gives_up_before_it_was_sent_is_not_sent(wire: Wire) -> None:
-    coalescer = Coalescer(wire.send)
+    coalescer = Coalescer(wire.send, MostItems())
     (first,) = await submit(coalescer, "a")
     gives_up, stays = await submit(coalescer, "b", "c")
     gives_up.cancel()
@@ -94,7 +95,7 @@ async def test_who_gives_up_before_it_was_sent_is_not_sent(wire: Wire) -> None:
 
 
 async def test_a_deadline_counts_from_the_call_not_from_when_it_is_sent(wire: Wire) -> None:
-    coalescer = Coalescer(wire.send)
+    coalescer = Coalescer(wire.send, MostItems())
     (first,) = await submit(coalescer, "a")
     (late,) = await submit(coalescer, "b", seconds=0.01)
 
@@ -108,7 +109,7 @@ async def test_a_deadline_counts_from_the_call_not_from_when_it_is_sent(wire: Wi
 
 
 async def test_a_batch_has_the_time_that_is_left_and_those_in_it_keep_their_own(wire: Wire) -> None:
-    coalescer = Coalescer(wire.send)
+    coalescer = Coalescer(wire.send, MostItems())
     (first,) = await submit(coalescer, "a", seconds=0.01)
     hurried, patient = await submit(coalescer, "b", seconds=5) + await submit(coalescer, "c", seconds=20)
     with pytest.raises(CallFailed):
@@ -121,7 +122,7 @@ async def test_a_batch_has_the_time_that_is_left_and_those_in_it_keep_their_own(
 
 async def test_a_batch_is_bounded_in_items_and_in_bytes(wire: Wire) -> None:
     wire.gate.set()
-    coalescer = Coalescer(wire.send)
+    coalescer = Coalescer(wire.send, MostItems())
 
     await asyncio.gather(*await submit(coalescer, *["x"] * 101))
     await asyncio.gather(*await submit(coalescer, *["y" * 2_000_000] * 2))
@@ -129,8 +130,47 @@ async def test_a_batch_is_bounded_in_items_and_in_bytes(wire: Wire) -> None:
     assert [len(batch) for batch in wire.batches] == [100, 1, 1, 1]
 
 
+class Small(Wire):
+    """Takes few items at once, and says how many."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    async def send(self, items: list[SendEventsItem], seconds: float) -> list[str]:
+        if len(items) > self.limit:
+            raise too_large(self.limit)
+        return await super().send(items, seconds)
+
+
+def too_large(limit: int) -> CallFailed:
+    return CallFailed(grpc.StatusCode.INVALID_ARGUMENT, "too many", "BATCH_TOO_LARGE", {"limit": str(limit)})
+
+
+async def test_a_server_that_takes_fewer_items_gets_fewer_from_then_on() -> None:
+    wire, most = Small(2), MostItems()
+    wire.gate.set()
+    coalescer = Coalescer(wire.send, most)
+
+    answers = await asyncio.gather(*await submit(coalescer, *"abcde"))
+
+    assert answers == [f"stored {type}" for type in "abcde"]
+    assert (wire.batches, most.number) == ([["a", "b"], ["c", "d"], ["e"]], 2)
+
+
+@pytest.mark.parametrize("limit", [0, 1])
+async def test_a_server_that_takes_no_item_at_all_is_not_asked_again(wire: Wire, limit: int) -> None:
+    wire.error = too_large(limit)
+    wire.gate.set()
+
+    (asked,) = await submit(Coalescer(wire.send, MostItems()), "a")
+
+    with pytest.raises(CallFailed, match="BATCH_TOO_LARGE"):
+        await asked
+
+
 async def test_closing_cancels_those_who_wait(wire: Wire) -> None:
-    coalescer = Coalescer(wire.send)
+    coalescer = Coalescer(wire.send, MostItems())
     tasks = await submit(coalescer, "a") + await submit(coalescer, "b")
 
     await coalescer.close()
@@ -145,6 +185,7 @@ class Flaky:
 
     def __init__(self, *failures: int) -> None:
         self.failures = list(failures)  # codes of items of type "b", one for each time
+        self.reason = ERROR_REASON_UNSPECIFIED
         self.batches: list[list[tuple[str, str]]] = []
         self.seconds: list[float] = []
 
@@ -155,16 +196,16 @@ class Flaky:
 
     def _answer(self, item: SendEventsItem) -> SendEventsResult:
         if item.type == "b" and self.failures:
-            return SendEventsResult(error=ItemError(code=self.failures.pop(0)))
+            return SendEventsResult(error=ItemError(code=self.failures.pop(0), reason=self.reason))
         return SendEventsResult(stored={})
 
 
-UNAVAILABLE, ABORTED = 14, 10
+RESOURCE_EXHAUSTED, ABORTED, UNAVAILABLE = 8, 10, 14
 ITEMS = [SendEventsItem(type=type, request_id=f"request-{type}") for type in "abc"]
 
 
-def pausing(seconds: float) -> Callable[[], list[float]]:
-    return lambda: [seconds] * 4
+def pausing(seconds: float) -> Callable[[], Iterator[float]]:
+    return lambda: repeat(seconds)
 
 
 async def test_only_what_was_unavailable_is_sent_again_under_its_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,10 +219,20 @@ async def test_only_what_was_unavailable_is_sent_again_under_its_own_id(monkeypa
     assert server.seconds == sorted(server.seconds, reverse=True)
 
 
+async def test_so_is_what_the_server_was_too_busy_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("stepwell.batching.pauses", pausing(0))
+    server = Flaky(RESOURCE_EXHAUSTED)
+    server.reason = ERROR_REASON_SERVER_BUSY
+
+    results = await until_available(server.send, ITEMS, 30)
+
+    assert [result.HasField("stored") for result in results] == [True] * 3
+
+
 @pytest.mark.parametrize(
     ("failures", "pause", "tries"),
-    [([UNAVAILABLE] * 9, 0, 5), ([UNAVAILABLE] * 9, 31, 1), ([ABORTED], 0, 1), ([UNAVAILABLE, ABORTED], 0, 2)],
-    ids=["the tries are over", "the time is over", "it was another error", "it became another error"],
+    [([UNAVAILABLE] * 9, 31, 1), ([ABORTED], 0, 1), ([UNAVAILABLE] * 9 + [ABORTED], 0, 10)],
+    ids=["the time is over", "it was another error", "it became another error"],
 )
 async def test_it_is_answered_as_it_is_when(
     monkeypatch: pytest.MonkeyPatch, failures: list[int], pause: float, tries: int

@@ -91,7 +91,7 @@ def unavailable_at_first(id: str) -> Any:
 async def test_a_create_whose_outcome_is_unknown_is_repeated_and_the_others_do_not_wait(
     server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepwell.batching.pauses", lambda: [5])  # which none of the others would wait for
+    monkeypatch.setattr("stepwell.batching.pauses", lambda: iter([5]))  # which none of the others would wait for
     server.workflows.refuse = unavailable_at_first("b")
     orders = client.workflow("order")
 
@@ -201,6 +201,27 @@ async def test_what_cannot_be_sent_is_refused_before_it_is(server: FakeServer, c
     assert server.workflows.creates == []
 
 
+async def test_a_batch_is_split_as_the_server_wants_it(server: FakeServer, client: Client) -> None:
+    server.workflows.most_items = 4
+    orders = client.workflow("order")
+
+    created = await orders.create_batch({"id": f"i-{n}"} for n in range(10))
+    assert [handle.id for handle in created] == [f"i-{n}" for n in range(10)]
+    assert [len(request.items) for request in server.workflows.creates] == [10, 4, 4, 2]
+
+    await asyncio.gather(*(orders.create(id=f"c-{n}") for n in range(6)))
+    assert [len(request.items) for request in server.workflows.creates[4:]] == [4, 2]
+
+
+async def test_every_id_of_a_batch_is_looked_at_before_the_first_is_sent(server: FakeServer, client: Client) -> None:
+    batch = [*({"id": f"i-{n}"} for n in range(150)), {"id": "not an id"}]
+
+    with pytest.raises(CallFailed, match="INVALID_INSTANCE_ID"):
+        await client.workflow("order").create_batch(batch)
+
+    assert server.workflows.creates == []
+
+
 async def test_an_instance_that_is_not_there_is_a_failed_call(client: Client) -> None:
     with pytest.raises(CallFailed) as failed:
         await client.workflow(Order).get("nobody")
@@ -262,11 +283,39 @@ async def test_so_is_the_end_of_a_terminated_instance(server: FakeServer, client
 async def test_a_result_is_waited_for_only_so_long_and_then_dropped(server: FakeServer, client: Client) -> None:
     order = await client.workflow(Order).create(id="x")
 
-    with pytest.raises(TimeoutError):
+    with pytest.raises(TimeoutError, match=r"^order x has not ended within 0\.02 seconds$"):
         await order.result(timeout=20)
 
     await server.workflows.until_watched(2)
     assert [target.instance_id for target in server.workflows.watches[-1].drop] == ["x"]
+
+
+async def test_a_result_that_does_not_come_in_time_says_where_its_instance_stands(
+    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    order = await client.workflow(Order).create(id="x")
+    limits: list[asyncio.Timeout] = []
+    limit_of = asyncio.timeout
+
+    def timeout(seconds: float | None) -> asyncio.Timeout:
+        limit = limit_of(seconds)
+        limits.extend([limit] if seconds == 3600 else [])
+        return limit
+
+    monkeypatch.setattr("asyncio.timeout", timeout)
+    wait = asyncio.create_task(order.result(timeout="1 hour"))
+    await server.workflows.until_watched(1)
+    changes = order.watch()  # which is told after the wait is
+    change = asyncio.create_task(anext(changes))
+    await server.workflows.until_watched(2)
+    server.workflows.change(instance("x", wf.INSTANCE_STATUS_PAUSED))
+    assert (await change).instance.status is Status.PAUSED
+    (limit,) = limits
+    limit.reschedule(0)
+
+    with pytest.raises(TimeoutError, match=r"^order x has not ended within 1 hour: it is paused$"):
+        await wait
+    await changes.aclose()  # type: ignore[attr-defined]
 
 
 async def test_who_comes_later_is_sent_the_present_state_too(server: FakeServer, client: Client) -> None:

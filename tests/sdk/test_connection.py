@@ -145,7 +145,7 @@ async def test_what_the_block_raises_itself_goes_first(
 async def test_a_stream_that_is_given_up_is_no_reason_to_go_on_when_cancelled(client: Client, app: App) -> None:
     clock = ManualClock()
     holdings = Holdings(app, client, InlinePool(), clock)
-    connection = Connection(client.channel, holdings, lambda: pb.Hello(session_id="0" * 32))
+    connection = Connection(client, holdings, lambda: pb.Hello(session_id="0" * 32))
     serving = asyncio.create_task(connection.serve())
     await connection.is_welcome.wait()
 
@@ -155,3 +155,22 @@ async def test_a_stream_that_is_given_up_is_no_reason_to_go_on_when_cancelled(cl
 
     done, _ = await asyncio.wait({serving}, timeout=5)
     assert done and serving.cancelled()
+
+
+async def test_a_drained_stream_is_closed_after_what_is_ready_and_another_is_opened(
+    server: FakeServer, client: Client, app: App, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pauses: list[float] = []
+    monkeypatch.setattr("stepwell.connection.Reconnects.next_pause", lambda _self: pauses.append(0) or 0)
+    async with Worker(client, app, grace=0):
+        before = await next_stream(server)
+        task = pb.Task(handler=pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name="stuck"), workflow=pb.WorkflowInput())
+        before.say(
+            pb.ServerFrame(task_id=1, fence=1, task=task),
+            pb.ServerFrame(drain=pb.Drain()),  # which is read before the arrival of the task can be acknowledged
+        )
+
+        after = await next_stream(server)
+        await asyncio.wait_for(before.until("task_ack"), 5)
+        assert not any(frame.HasField("goodbye") for frame in before.frames)
+        assert ([held.task_id for held in after.hello.held], pauses) == ([1], [0])

@@ -85,7 +85,7 @@ async def test_who_was_never_answered_is_told_what_the_proxy_says(server: FakeSe
 async def test_who_comes_while_a_change_is_on_its_way_is_sent_the_present_state_with_its_steps() -> None:
     call = SlowCall()
     stub: Any = SimpleNamespace(WatchInstances=lambda: call)
-    followed = Watches(stub, "default")
+    followed = Watches(stub, "default", "")
     with followed.follow("order", "x"):
         await settle()
         with followed.follow("order", "x", steps=True):

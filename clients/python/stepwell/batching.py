@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeAlias, TypeVar
 
@@ -15,7 +15,7 @@ from google.protobuf.message import Message
 from grpc import StatusCode
 
 from stepwell.channel import pauses
-from stepwell.errors import CallFailed
+from stepwell.errors import CallFailed, reason_name
 from stepwell.v1.errors_pb2 import ItemError
 
 
@@ -34,9 +34,26 @@ ResultT = TypeVar("ResultT", bound=Result)
 Send: TypeAlias = Callable[[list[ItemT], float], Awaitable[Sequence[AnswerT]]]
 """Sends items, each of which carries its request_id, within so many seconds; answers one by one."""
 
-MOST_ITEMS = 100
 MOST_BYTES = 3 * 1024 * 1024
 _UNAVAILABLE: int = StatusCode.UNAVAILABLE.value[0]
+_BUSY = frozenset({"SERVER_BUSY", "RATE_LIMITED"})
+
+
+@dataclass(slots=True)
+class MostItems:
+    """How many items a server takes in one call: as many as servers usually do, until it says otherwise."""
+
+    number: int = 100
+
+    def learns_from(self, error: Exception, sent: int) -> bool:
+        """Whether a batch of so many was refused for their number, and fewer are worth a try from now on."""
+        if not isinstance(error, CallFailed) or error.reason != "BATCH_TOO_LARGE":
+            return False
+        limit = error.metadata.get("limit", "")
+        if not limit.isdecimal() or not 0 < int(limit) < sent:
+            return False
+        self.number = int(limit)
+        return True
 
 
 @dataclass(slots=True, eq=False)
@@ -49,10 +66,14 @@ class _Asked(Generic[ItemT, AnswerT]):
 
 
 class Coalescer(Generic[ItemT, AnswerT]):
-    """Sends items one batch at a time. A batch that fails fails for each of its callers, and is never mixed anew."""
+    """Sends items one batch at a time. A batch that fails fails for each of its callers, and is never mixed anew.
 
-    def __init__(self, send: Send[ItemT, AnswerT]) -> None:
+    One that had more items than the server takes goes again, in smaller ones: nothing of it was looked at.
+    """
+
+    def __init__(self, send: Send[ItemT, AnswerT], most: MostItems) -> None:
         self._send = send
+        self._most = most
         self._queue: deque[_Asked[ItemT, AnswerT]] = deque()
         self._sending: asyncio.Task[None] | None = None
 
@@ -68,7 +89,7 @@ class Coalescer(Generic[ItemT, AnswerT]):
             async with asyncio.timeout_at(asked.deadline):
                 return await answer
         except TimeoutError:
-            raise CallFailed(StatusCode.DEADLINE_EXCEEDED, "Deadline Exceeded") from None
+            raise CallFailed(StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
 
     async def close(self) -> None:
         """Stop sending; callers that still wait are cancelled."""
@@ -95,19 +116,23 @@ class Coalescer(Generic[ItemT, AnswerT]):
             for asked, result in zip(batch, results, strict=True):
                 if not asked.answer.done():
                     asked.answer.set_result(result)
+        except asyncio.CancelledError:
+            for asked in batch:
+                asked.answer.cancel()
+            raise
         except Exception as error:
+            if self._most.learns_from(error, len(batch)):
+                self._queue.extendleft(reversed(batch))
+                return
             for asked in batch:
                 if not asked.answer.done():
                     asked.answer.set_exception(error)
-        finally:
-            for asked in batch:
-                asked.answer.cancel()  # only if the sending itself was cancelled is one still open
 
     def _take(self) -> list[_Asked[ItemT, AnswerT]]:
         """As many as may go together, without those that nobody waits for any more."""
         batch: list[_Asked[ItemT, AnswerT]] = []
         size = 0
-        while self._queue and len(batch) < MOST_ITEMS:
+        while self._queue and len(batch) < self._most.number:
             if self._queue[0].answer.done():
                 self._queue.popleft()
                 continue
@@ -119,14 +144,14 @@ class Coalescer(Generic[ItemT, AnswerT]):
 
 
 async def until_available(send: Send[ItemT, ResultT], items: list[ItemT], seconds: float) -> list[ResultT]:
-    """Send items, and again those whose own answer is UNAVAILABLE, until the tries or the time are over.
+    """Send items, and again those whose own answer is that the server cannot now, until the time is over.
 
-    So does the channel with a call that is UNAVAILABLE as a whole. The caller cannot: it would be another request_id.
+    So does the channel with a call that is answered so as a whole. The caller cannot: it would be another request_id.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     results = list(await send(items, seconds))
     for pause in pauses():
-        again = [at for at, result in enumerate(results) if result.error.code == _UNAVAILABLE]
+        again = [at for at, result in enumerate(results) if _is_passing(result.error)]
         left = deadline - asyncio.get_running_loop().time() - pause
         if not again or left <= 0:
             break
@@ -136,16 +161,33 @@ async def until_available(send: Send[ItemT, ResultT], items: list[ItemT], second
     return results
 
 
-def in_batches(items: Sequence[ItemT]) -> Iterator[list[ItemT]]:
-    """Items in as few batches as their number and bytes allow."""
+async def in_batches(
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, most: MostItems
+) -> list[ResultT]:
+    """Send items in as few batches as their number and bytes allow, one after the other, each within the time."""
+    results: list[ResultT] = []
+    while len(results) < len(items):
+        batch = _first(items[len(results) : len(results) + most.number])
+        try:
+            results += await until_available(send, batch, seconds)
+        except CallFailed as failure:
+            if not most.learns_from(failure, len(batch)):
+                raise
+    return results
+
+
+def _first(items: Sequence[ItemT]) -> list[ItemT]:
+    """As many as may go together by their bytes."""
     batch: list[ItemT] = []
     size = 0
     for item in items:
-        length = item.ByteSize()
-        if batch and (len(batch) == MOST_ITEMS or size + length > MOST_BYTES):
-            yield batch
-            batch, size = [], 0
+        size += item.ByteSize()
+        if batch and size > MOST_BYTES:
+            break
         batch.append(item)
-        size += length
-    if batch:
-        yield batch
+    return batch
+
+
+def _is_passing(error: ItemError) -> bool:
+    """Whether the same item may go through in a moment."""
+    return error.code == _UNAVAILABLE or reason_name(error.reason) in _BUSY

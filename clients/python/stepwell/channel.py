@@ -2,39 +2,29 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import math
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import grpc
 from grpc import aio
 
+from stepwell.errors import PayloadInvalid, retry_delay_of
+
 MESSAGE_BYTES = 4 * 1024 * 1024
 
-_TRIES = 5
 _FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 2
+_LONGEST_PAUSE = 2.0
 _PAUSE_FACTOR = 3
-_JITTER = 0.2  # gRPC's own
+_JITTER = 0.2
 
-_SERVICE_CONFIG = {
-    "loadBalancingConfig": [{"round_robin": {}}],
-    "methodConfig": [
-        {
-            "name": [{}],
-            # A call that ended so may have been executed: it is repeated under its request_id, or only reads.
-            # CANCELLED is what calls hear that reach a server as it stops; what the caller cancels is not repeated.
-            "retryPolicy": {
-                "maxAttempts": _TRIES,
-                "initialBackoff": f"{_FIRST_PAUSE}s",
-                "maxBackoff": f"{_LONGEST_PAUSE}s",
-                "backoffMultiplier": _PAUSE_FACTOR,
-                "retryableStatusCodes": ["UNAVAILABLE", "CANCELLED"],
-            },
-        }
-    ],
-}
+# A call that ended so may have been executed: it is repeated under its request_id, or only reads. CANCELLED is what
+# calls hear that reach a server as it stops; one that the caller cancels is not repeated.
+_REPEATED_CODES = frozenset({grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED})
 
 _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -45,30 +35,89 @@ _OPTIONS: list[tuple[str, int | str]] = [
     ("grpc.http2.ping_timeout_ms", 10_000),
     ("grpc.http2.max_pings_without_data", 0),
     # By default the pause between two attempts to connect grows to two minutes, and one attempt may take 20 seconds: a
-    # server that is back would find no workers. Leases end meanwhile.
+    # server that is back would find no workers, and calls that wait for it would reach their deadline.
     ("grpc.initial_reconnect_backoff_ms", 100),
-    ("grpc.min_reconnect_backoff_ms", 5_000),
-    ("grpc.max_reconnect_backoff_ms", 5_000),
-    ("grpc.enable_retries", 1),
-    ("grpc.per_rpc_retry_buffer_size", MESSAGE_BYTES),
-    ("grpc.service_config", json.dumps(_SERVICE_CONFIG)),
+    ("grpc.min_reconnect_backoff_ms", 5_000),  # which is the time that one attempt may take
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.service_config", json.dumps({"loadBalancingConfig": [{"round_robin": {}}]})),
 ]
 
 
-def open_channel(address: str, *, tls: bool = False, tls_ca: Path | None = None) -> aio.Channel:
+def open_channel(
+    address: str, *, tls: bool = False, tls_ca: Path | None = None, patience: float | None = None
+) -> aio.Channel:
     """A channel to HOST:PORT, or to every address behind `dns:///HOST:PORT`.
 
     Plaintext unless `tls` is set or `tls_ca` names a PEM file of the authorities to trust. Mutating calls must carry a
-    request_id: the channel repeats calls that end with UNAVAILABLE or that the server cut off.
+    request_id: the channel repeats unary calls that end with UNAVAILABLE, that the server cut off, or that it is too
+    busy for, until their own deadline or for `patience` seconds. Streams are not repeated.
     """
+    repeats = _Repeats(patience)
     if not tls and tls_ca is None:
-        return aio.insecure_channel(address, options=_OPTIONS)
-    authorities = None if tls_ca is None else tls_ca.read_bytes()
-    return aio.secure_channel(address, grpc.ssl_channel_credentials(authorities), options=_OPTIONS)
+        repeats.channel = aio.insecure_channel(address, options=_OPTIONS, interceptors=[repeats])
+    else:
+        credentials = grpc.ssl_channel_credentials(None if tls_ca is None else tls_ca.read_bytes())
+        repeats.channel = aio.secure_channel(address, credentials, options=_OPTIONS, interceptors=[repeats])
+    return repeats.channel
 
 
 def pauses() -> Iterator[float]:
-    """Seconds before each further try of what was UNAVAILABLE, as the channel makes them between tries of a call."""
-    for tries in range(_TRIES - 1):
-        pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * _PAUSE_FACTOR**tries)
+    """Seconds before each further try, for as long as there is time for one."""
+    pause = _FIRST_PAUSE
+    while True:
         yield pause * random.uniform(1 - _JITTER, 1 + _JITTER)
+        pause = min(_LONGEST_PAUSE, pause * _PAUSE_FACTOR)
+
+
+class _Repeats(aio.UnaryUnaryClientInterceptor):
+    """Repeats unary calls that may go through the next time. gRPC's own retries end after five tries."""
+
+    channel: aio.Channel
+
+    def __init__(self, patience: float | None) -> None:
+        self._patience = math.inf if patience is None else patience
+
+    async def intercept_unary_unary(
+        self,
+        continuation: Callable[[aio.ClientCallDetails, Any], Awaitable[Any]],
+        details: aio.ClientCallDetails,
+        request: Any,
+    ) -> Any:
+        """Make the call, and again after a pause, while the time allows it. Answers with the last that tells why."""
+        if (size := request.ByteSize()) > MESSAGE_BYTES:
+            raise PayloadInvalid(f"a call of {size} bytes; at most {MESSAGE_BYTES} are sent", "PAYLOAD_TOO_LARGE")
+        clock = asyncio.get_running_loop().time
+        began = clock()
+        seconds = math.inf if details.timeout is None else details.timeout
+        failed = None
+        for pause in pauses():
+            left = None if seconds == math.inf else began + seconds - clock()
+            # Later tries wait for a server, so that they are made as soon as there is one.
+            waits = details.wait_for_ready or (failed is not None and self._patience == math.inf) or None
+            bounded = details._replace(timeout=left, wait_for_ready=waits)  # type: ignore[attr-defined]
+            call = await continuation(bounded, request)
+            asked = await _asked_pause(call)
+            if asked is None or clock() + asked + pause - began >= min(seconds, self._patience):
+                break
+            failed = call
+            await asyncio.sleep(asked + pause)
+        return call if failed is None or await self._is_answer(call) else failed
+
+    async def _is_answer(self, call: Any) -> bool:
+        """Whether the end of a call is about what it asked for, and not that it has waited for a server in vain."""
+        is_late = await call.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+        return not is_late or self.channel.get_state() is grpc.ChannelConnectivity.READY
+
+
+async def _asked_pause(call: Any) -> float | None:
+    """Seconds that a server wants to be left alone before the next try; None if there is to be none."""
+    try:
+        code = await call.code()
+    except asyncio.CancelledError:
+        call.cancel()
+        raise
+    if code in _REPEATED_CODES:
+        return 0.0
+    if code is grpc.StatusCode.RESOURCE_EXHAUSTED:
+        return retry_delay_of(await call.trailing_metadata())
+    return None

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 
 from grpc import aio
 
-from stepwell.batching import Coalescer, ItemT, ResultT, until_available
+from stepwell import checks
+from stepwell.batching import Coalescer, ItemT, MostItems, ResultT, until_available
 from stepwell.channel import open_channel
 from stepwell.credentials import Token, authorised
 from stepwell.durations import DurationLike, to_seconds
@@ -41,9 +42,10 @@ T = TypeVar("T")
 class Client:
     """A connection to a server, for one namespace: `async with Client("127.0.0.1:7350") as client:`.
 
-    `timeout` is the deadline of each call. Concurrent `create`, `send_event` and `trigger` calls travel together, and
-    all `result()` and `watch()` calls share one stream. `token` goes with every call and stream, as
-    `authorization: Bearer TOKEN`: a text, or a function that is called each time.
+    `timeout` is the deadline of each call. A server that is away or too busy is asked again until then, or only for as
+    long as `patience` lasts: for callers that would rather hear soon that there is none. Concurrent `create`,
+    `send_event` and `trigger` calls travel together, and all `result()` and `watch()` calls share one stream. `token`
+    goes with every call and stream, as `authorization: Bearer TOKEN`: a text, or a function that is called each time.
     """
 
     def __init__(
@@ -55,10 +57,13 @@ class Client:
         tls_ca: str | Path | None = None,
         token: Token | None = None,
         timeout: DurationLike = "30 seconds",
+        patience: DurationLike | None = None,
     ) -> None:
-        self.address = address
-        self.namespace = namespace
+        self.address = checks.text("address", address)
+        self.namespace = checks.text("namespace", namespace)
+        self.most_items = MostItems()
         self.timeout = to_seconds(timeout)
+        self._patience = None if patience is None else to_seconds(patience)
         self._tls = tls
         self._tls_ca = None if tls_ca is None else Path(tls_ca)
         self._token = token
@@ -74,14 +79,15 @@ class Client:
         await self.close()
 
     def _open(self) -> None:
-        self._channel = authorised(open_channel(self.address, tls=self._tls, tls_ca=self._tls_ca), self._token)
+        opened = open_channel(self.address, tls=self._tls, tls_ca=self._tls_ca, patience=self._patience)
+        self._channel = authorised(opened, self._token)
         self._stub = WorkflowServiceStub(self._channel)
         self._hook_stub = HookServiceStub(self._channel)
         self._transaction_stub = TransactionServiceStub(self._channel)
-        self._creates = Coalescer(self._send_creates)
-        self._events = Coalescer(self._send_events)
-        self._triggers = Coalescer(self._send_triggers)
-        self._watches = Watches(self._stub, self.namespace)
+        self._creates = Coalescer(self._send_creates, self.most_items)
+        self._events = Coalescer(self._send_events, self.most_items)
+        self._triggers = Coalescer(self._send_triggers, self.most_items)
+        self._watches = Watches(self._stub, self.namespace, self.address)
 
     async def close(self) -> None:
         """End all streams and the connection. Calls that still wait fail, or are cancelled."""
@@ -174,7 +180,7 @@ class Client:
         try:
             return await calling
         except aio.AioRpcError as error:
-            raise failure_of(error) from None
+            raise failure_of(error, self.address) from None
 
     async def create_coalesced(self, item: pb.CreateInstancesItem) -> pb.CreateInstancesResult:
         """Create one instance, together with others that are asked for meanwhile."""

@@ -9,6 +9,7 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from stepwell.client import Client
 from stepwell.clocks import Timer
 from stepwell.errors import CallFailed, failure_of
 from stepwell.holdings import Holdings
@@ -21,6 +22,7 @@ _MESSAGE_BYTES = 3 * 1024 * 1024
 _MESSAGE_FRAMES = 1000
 """Frames of one message, and step bodies that begin with them."""
 _WELCOME_SECONDS = 10.0
+_DRAIN_SECONDS = 2.0
 _SILENT_INTERVALS = 3
 _BEATS_PER_INTERVAL = 4
 _STOOD_STILL = "this process stood still; what was sent to it meanwhile may be others' by now"
@@ -30,10 +32,11 @@ _GAVE_UP = "this worker gave up all that it held and could not renew, which the 
 class Connection:
     """Keeps a stream open for what a worker holds, until it is closed."""
 
-    def __init__(self, channel: aio.Channel, holdings: Holdings, hello: Callable[[], pb.Hello]) -> None:
+    def __init__(self, client: Client, holdings: Holdings, hello: Callable[[], pb.Hello]) -> None:
         self.is_welcome = asyncio.Event()
         self.last_failure: CallFailed | None = None
-        self._stub = WorkerServiceStub(channel)
+        self._stub = WorkerServiceStub(client.channel)
+        self._address = client.address
         self._holdings = holdings
         self._hello = hello
         self._has_news = asyncio.Event()
@@ -44,6 +47,7 @@ class Connection:
         self._ticks = 0
         self._timer: Timer | None = None
         self._is_leaving = False
+        self._is_drained = False  # the server goes away: the stream is closed after what is ready
         self._given_up = ""  # why this side ended the stream
         holdings.wake = self._has_news.set
         holdings.reconnect = self._reconnect
@@ -61,6 +65,7 @@ class Connection:
                     if self._reconnects.are_pointless_after(failure):
                         log(ERROR, "worker_refused: it takes no more tasks")
                         raise failure
+                if failure is not None or self._is_drained:
                     await asyncio.sleep(self._reconnects.next_pause())
         except Exception:
             self._holdings.drop_everything()  # nobody renews its leases any more
@@ -78,7 +83,7 @@ class Connection:
         """One stream, from Hello to its end. None if it was meant to end."""
         call = self._call = self._stub.Connect()
         self._heard_at = self._ticked_at = self._holdings.clock.now()
-        self._given_up = ""
+        self._given_up, self._is_drained = "", False
         try:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(call))
@@ -99,19 +104,22 @@ class Connection:
                         return CallFailed(grpc.StatusCode.UNAVAILABLE, self._given_up or _STOOD_STILL)
                     if not self._receive(message):
                         return None
-                    limit.reschedule(None)
+                    closes_at = asyncio.get_running_loop().time() + _DRAIN_SECONDS
+                    limit.reschedule(closes_at if self._is_drained else None)
         except aio.AioRpcError as error:
-            return failure_of(error)
+            return None if self._is_drained else failure_of(error, self._address)
         except asyncio.CancelledError:
             if not self._given_up or _is_cancelled():
                 raise
             return CallFailed(grpc.StatusCode.UNAVAILABLE, self._given_up)
         except TimeoutError:
-            return CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "the server did not answer Hello in time")
-        return None if self._is_leaving else CallFailed(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")
+            late = CallFailed(grpc.StatusCode.DEADLINE_EXCEEDED, "the server did not answer Hello in time")
+            return None if self._is_drained else late
+        ended = CallFailed(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")
+        return None if self._is_leaving or self._is_drained else ended
 
     def _receive(self, message: pb.ConnectResponse) -> bool:
-        """Take in a message. False: another stream is wanted: the server goes away, or must hear another Hello."""
+        """Take in a message. False: the server must hear another Hello at once."""
         goes_on = True
         for frame in message.frames:
             if frame.HasField("welcome"):
@@ -123,7 +131,8 @@ class Connection:
                 self._next_tick()  # at the interval that this server wants
                 self.is_welcome.set()
             elif frame.HasField("drain"):
-                goes_on = False
+                self._is_drained = True
+                self._has_news.set()
             else:
                 self._holdings.receive(frame)
         return goes_on
@@ -132,12 +141,13 @@ class Connection:
         try:
             self._holdings.greets()
             await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=self._hello())]))
-            while not self._is_leaving:
+            while not self._is_leaving and not self._is_drained:
                 await self._has_news.wait()
                 self._has_news.clear()
                 await self._write_ready(call)
             await self._write_ready(call)  # which may have come during the last write
-            await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(goodbye=pb.Goodbye())]))
+            if self._is_leaving:
+                await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(goodbye=pb.Goodbye())]))
             await call.done_writing()
         except (aio.AioRpcError, asyncio.InvalidStateError, aio.UsageError):
             return  # the stream has ended: the reader learns why

@@ -33,7 +33,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import grpc
-from google.rpc.error_details_pb2 import ErrorInfo
+from google.protobuf.duration_pb2 import Duration
+from google.rpc.error_details_pb2 import ErrorInfo, RetryInfo
 from google.rpc.status_pb2 import Status
 from grpc import aio
 
@@ -186,15 +187,42 @@ _STORED: Mapping[str, type[StepFailed]] = {
 }
 
 
-def failure_of(error: aio.AioRpcError) -> CallFailed:
-    """The failure that grpc's error carries, in the server's own words if it sent any."""
-    for key, value in error.trailing_metadata() or ():
+def failure_of(error: aio.AioRpcError, address: str = "") -> CallFailed:
+    """The failure that grpc's error carries: in the server's own words if it sent any, else with the `address`."""
+    status = _status_of(error.trailing_metadata())
+    info = ErrorInfo()
+    if status is not None and any(detail.Unpack(info) and info.domain == _DOMAIN for detail in status.details):
+        return CallFailed(error.code(), status.message, info.reason, dict(info.metadata))
+    return CallFailed(error.code(), _without_reason(error.code(), error.details() or "no details", address))
+
+
+def retry_delay_of(metadata: aio.Metadata | None) -> float | None:
+    """Seconds after which a server that refused a call wants to be asked again; None if it did not say."""
+    status = _status_of(metadata)
+    info = RetryInfo()
+    if status is not None and any(detail.Unpack(info) for detail in status.details):
+        delay: Duration = info.retry_delay
+        return delay.ToTimedelta().total_seconds()
+    return None
+
+
+def _status_of(metadata: aio.Metadata | None) -> Status | None:
+    for key, value in metadata or ():
         if key == _DETAILS_KEY and isinstance(value, bytes):
-            status = Status.FromString(value)
-            info = ErrorInfo()
-            if any(detail.Unpack(info) and info.domain == _DOMAIN for detail in status.details):
-                return CallFailed(error.code(), status.message, info.reason, dict(info.metadata))
-    return CallFailed(error.code(), error.details() or "no details")
+            return Status.FromString(value)
+    return None
+
+
+def _without_reason(code: grpc.StatusCode, details: str, address: str) -> str:
+    """What an error says that no Stepwell server sent: where nobody answers, and why."""
+    match code:
+        case grpc.StatusCode.UNAVAILABLE if address:
+            return f"no server answers at {address}: {details.rpartition(': ')[2].rstrip(']')}"
+        case grpc.StatusCode.DEADLINE_EXCEEDED if address:
+            return f"no answer from {address} in time"
+        case grpc.StatusCode.UNIMPLEMENTED if address:
+            return f"what answers at {address} is no Stepwell server, or an older one"
+    return details
 
 
 def refusal_of(error: errors_pb2.ItemError) -> CallFailed:

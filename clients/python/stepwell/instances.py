@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
-from grpc import StatusCode
-
-from stepwell.batching import in_batches, until_available
-from stepwell.durations import DurationLike, InstantLike, to_duration, to_seconds, to_timestamp
-from stepwell.errors import CallFailed, WorkflowFailed, WorkflowTerminated, refusal_of
+from stepwell import checks
+from stepwell.batching import in_batches
+from stepwell.durations import DurationLike, InstantLike, to_duration, to_seconds, to_timedelta, to_timestamp, to_words
+from stepwell.errors import WorkflowFailed, WorkflowTerminated, refusal_of
 from stepwell.payloads import from_payload, to_payload
 from stepwell.requests import identified
 from stepwell.statuses import (
@@ -22,7 +22,7 @@ from stepwell.statuses import (
     error_info,
     history_entry,
     instance_status,
-    status_number,
+    status_numbers,
     status_of,
     step_entry,
 )
@@ -79,12 +79,12 @@ class Workflow(Generic[P, R]):
     async def create_batch(self, batch: Iterable[NewInstance[P] | Mapping[str, Any]]) -> list[Instance[R]]:
         """Start many instances. Ids that exist already are skipped, and left out of the answer.
 
-        The first one that is refused for another reason is raised; those before and after it are stored.
+        All are looked at before the first is sent, so that an id which cannot be one refuses the whole batch. The first
+        one that the server refuses for another reason is raised; those before and after it are stored.
         """
         news = [new if isinstance(new, NewInstance) else NewInstance(**new) for new in batch]
-        results: list[pb.CreateInstancesResult] = []
-        for items in in_batches([create_item(self.name, new) for new in news]):
-            results.extend(await until_available(self._send_batch, items, self.client.timeout))
+        items = [create_item(self.name, new) for new in news]
+        results = await in_batches(self._send_batch, items, self.client.timeout, self.client.most_items)
         for result in results:
             if result.HasField("error"):
                 raise refusal_of(result.error)
@@ -92,7 +92,7 @@ class Workflow(Generic[P, R]):
 
     async def get(self, id: str) -> Instance[R]:
         """The instance of that id. CallFailed with INSTANCE_NOT_FOUND if there is none."""
-        instance = self._instance(id)
+        instance = self._instance(checks.text("id", id))
         await instance.fetch(view=pb.INSTANCE_VIEW_BASIC)
         return instance
 
@@ -106,17 +106,16 @@ class Workflow(Generic[P, R]):
         order: Order = "newest",
     ) -> AsyncIterator[InstanceStatus[R]]:
         """The instances that match all filters, by time of creation. They come without params and output."""
-        wanted = [status] if isinstance(status, str) else list(status or ())
         request = pb.ListInstancesRequest(
             namespace=self.client.namespace,
             workflow=self.name,
-            statuses=map(status_number, wanted),
-            labels=dict(labels or {}),
+            statuses=status_numbers(status),
+            labels=checks.labels(labels),
             created_from=None if created_from is None else to_timestamp(created_from),
             created_before=None if created_before is None else to_timestamp(created_before),
             view=pb.INSTANCE_VIEW_BASIC,
             page_size=_PAGE,
-            order=_ORDERS[order],
+            order=_order_number(order),
         )
         while True:
             page = await self.client.call(self.client.stub.ListInstances(request, timeout=self.client.timeout))
@@ -173,8 +172,7 @@ class Instance(Generic[R]):
 
         WorkflowFailed if it errored, WorkflowTerminated if it was terminated, TimeoutError if it has not ended in time.
         """
-        async with asyncio.timeout(None if timeout is None else to_seconds(timeout)):
-            instance = self._known_end or await self._ended()
+        instance = self._known_end or await self._ended(None if timeout is None else to_timedelta(timeout))
         match status_of(instance):
             case Status.ERRORED:
                 error = error_info(instance.failure)
@@ -208,11 +206,14 @@ class Instance(Generic[R]):
     async def restart(self, from_step: str | None = None) -> None:
         """Begin a new run; with `from_step`, keep the results of the steps before that one."""
         object.__setattr__(self, "_known_end", None)
-        request = identified(pb.RestartInstanceRequest(**self._named(), from_step=from_step or ""))
+        kept_from = checks.text("from_step", from_step or "")
+        request = identified(pb.RestartInstanceRequest(**self._named(), from_step=kept_from))
         await self.client.call(self.client.stub.RestartInstance(request, timeout=self.client.timeout))
 
     async def history(self, run_number: int | None = None) -> list[HistoryEntry]:
         """The steps and events of a run, oldest first; of the current run if none is named."""
+        if run_number is not None and not isinstance(run_number, int):
+            raise TypeError(f"run_number is a number, not {run_number!r}")
         request = pb.GetHistoryRequest(
             namespace=self.client.namespace,
             workflow=self.workflow,
@@ -244,12 +245,19 @@ class Instance(Generic[R]):
         answer = await self.client.call(self.client.stub.GetInstance(request, timeout=self.client.timeout))
         return answer.instance
 
-    async def _ended(self) -> pb.Instance:
+    async def _ended(self, longest: timedelta | None) -> pb.Instance:
+        """The instance when its current run has ended. TimeoutError if that takes longer."""
+        instance: pb.Instance | None = None
         with self.client.watches.follow(self.workflow, self.id) as follower:
-            while True:
-                instance, _ = await follower.next()
-                if status_of(instance).is_terminal:
-                    return instance
+            try:
+                async with asyncio.timeout(None if longest is None else longest.total_seconds()):
+                    while instance is None or not status_of(instance).is_terminal:
+                        instance, _ = await follower.next()
+            except TimeoutError:
+                within = "" if longest is None else f" within {to_words(longest)}"
+                stands = "" if instance is None else f": it is {status_of(instance)}"
+                raise TimeoutError(f"{self.workflow} {self.id} has not ended{within}{stands}") from None
+        return instance
 
     def _named(self) -> dict[str, str]:
         return {"namespace": self.client.namespace, "workflow": self.workflow, "instance_id": self.id}
@@ -257,17 +265,25 @@ class Instance(Generic[R]):
 
 def create_item(workflow: str, new: NewInstance[Any]) -> pb.CreateInstancesItem:
     """An instance to create, for the wire. PayloadInvalid if its parameters cannot be sent."""
-    if new.id == "":  # which on the wire would mean that none was given
-        raise CallFailed(
-            StatusCode.INVALID_ARGUMENT, "an instance id is not empty; None is a random one", "INVALID_INSTANCE_ID"
-        )
     item = pb.CreateInstancesItem(
-        workflow=workflow, instance_id=new.id or "", params=to_payload(new.params), labels=dict(new.labels or {})
+        workflow=workflow,
+        instance_id=checks.new_id("an instance", new.id),
+        params=to_payload(new.params),
+        labels=checks.labels(new.labels),
     )
     return identified(item)
 
 
 def event_item(workflow: str, instance_id: str, type: str, payload: Any) -> pb.SendEventsItem:
     """An event to send, for the wire. PayloadInvalid if its payload cannot be sent."""
-    item = pb.SendEventsItem(workflow=workflow, instance_id=instance_id, type=type, payload=to_payload(payload))
+    item = pb.SendEventsItem(
+        workflow=workflow, instance_id=instance_id, type=checks.text("type", type), payload=to_payload(payload)
+    )
     return identified(item)
+
+
+def _order_number(order: str) -> pb.ListOrder.ValueType:
+    number = _ORDERS.get(order)
+    if number is None:
+        raise ValueError(f'order is "newest" or "oldest", not {order!r}')
+    return number

@@ -188,7 +188,7 @@ class ServerProcessor:
                 if message.draining:
                     return
         except aio.AioRpcError as error:
-            raise failure_of(error) from None
+            raise failure_of(error, self._client.address) from None
         except TimeoutError:
             raise CallFailed(grpc.StatusCode.UNAVAILABLE, "the server fell silent") from None
         finally:

@@ -18,6 +18,8 @@ from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Failure
 
 R = TypeVar("R")
+S = TypeVar("S", bound=StrEnum)
+N = TypeVar("N")
 
 
 class Status(StrEnum):
@@ -219,12 +221,31 @@ _HOOK_STATUSES = {
 _HOOK_NUMBERS = {status: number for number, status in _HOOK_STATUSES.items()}
 
 
-def status_number(status: Status | str) -> pb.InstanceStatus.ValueType:
-    """The wire's number of a status. ValueError if there is none."""
-    number = _NUMBERS.get(Status(status))
-    if number is None:
-        raise ValueError(f"instances cannot be looked up by the status {status!r}")
-    return number
+def status_numbers(given: Status | str | Iterable[Status | str] | None) -> list[pb.InstanceStatus.ValueType]:
+    """The wire's numbers of one status or several. ValueError if one cannot be looked for."""
+    return [_number(_NUMBERS, one) for one in _several(given)]
+
+
+def hook_status_numbers(
+    given: HookStatus | str | Iterable[HookStatus | str] | None,
+) -> list[hooks_pb2.HookStatus.ValueType]:
+    """The wire's numbers of one status of hooks or several. ValueError if one cannot be looked for."""
+    return [_number(_HOOK_NUMBERS, one) for one in _several(given)]
+
+
+def _several(given: str | Iterable[str] | None) -> Iterable[str]:
+    if given is None or isinstance(given, str):
+        return [] if given is None else [given]
+    if not isinstance(given, Iterable):
+        raise TypeError(f"status is a status or several, not {given!r}")
+    return given
+
+
+def _number(numbers: Mapping[S, N], status: object) -> N:
+    for known, number in numbers.items():
+        if known == status:
+            return number
+    raise ValueError(f"status is one of {', '.join(numbers)}, not {status!r}")
 
 
 def status_of(instance: pb.Instance) -> Status:
@@ -287,14 +308,6 @@ def event_entry(event: pb.Event) -> EventEntry:
         delivered_at=_instant(event, "delivered_at"),
         consumed_by_step=event.consumed_by_step,
     )
-
-
-def hook_status_number(status: HookStatus | str) -> hooks_pb2.HookStatus.ValueType:
-    """The wire's number of a hook's status. ValueError if there is none."""
-    number = _HOOK_NUMBERS.get(HookStatus(status))
-    if number is None:
-        raise ValueError(f"hooks cannot be looked up by the status {status!r}")
-    return number
 
 
 def hook_state(hook: hooks_pb2.Hook) -> HookState:

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from grpc import StatusCode
 
-from stepwell.batching import in_batches, until_available
+from stepwell import checks
+from stepwell.batching import in_batches
 from stepwell.durations import to_timestamp
 from stepwell.errors import CallFailed, refusal_of
 from stepwell.payloads import to_payload
 from stepwell.requests import identified
 from stepwell.retry import Retry
-from stepwell.statuses import HookState, HookStatus, HookTarget, hook_state, hook_status_number, hook_target
+from stepwell.statuses import HookState, HookStatus, HookTarget, hook_state, hook_status_numbers, hook_target
 from stepwell.v1 import hooks_pb2 as pb
 
 if TYPE_CHECKING:
@@ -61,16 +62,18 @@ class Hook(Generic[P]):
         return self._triggered(result)
 
     async def trigger_batch(self, batch: Iterable[NewHook[P] | Mapping[str, Any]]) -> list[TriggeredHook]:
-        """Store many hooks. The first one that is refused is raised; those before and after it are stored."""
+        """Store many hooks. The first one that is refused is raised; those before and after it are stored.
+
+        All are looked at before the first is sent: an id that cannot be one refuses the whole batch.
+        """
         news = [new if isinstance(new, NewHook) else NewHook(**new) for new in batch]
-        results: list[pb.TriggerHooksResult] = []
-        for items in in_batches([trigger_item(self.name, new, self.retry) for new in news]):
-            results.extend(await until_available(self._send_batch, items, self.client.timeout))
+        items = [trigger_item(self.name, new, self.retry) for new in news]
+        results = await in_batches(self._send_batch, items, self.client.timeout, self.client.most_items)
         return [self._triggered(result) for result in results]
 
     async def get(self, id: str) -> TriggeredHook:
         """The hook of that id. CallFailed with HOOK_NOT_FOUND if there is none of this name."""
-        hook = TriggeredHook(self.client, self.name, id)
+        hook = TriggeredHook(self.client, self.name, checks.text("id", id))
         if (await hook.fetch()).name != self.name:  # ids are unique across names
             raise CallFailed(
                 StatusCode.NOT_FOUND, f"there is no hook {self.name} {id}", "HOOK_NOT_FOUND", {"hook_id": id}
@@ -81,11 +84,10 @@ class Hook(Generic[P]):
         self, *, status: HookStatus | str | Iterable[HookStatus | str] | None = None
     ) -> AsyncIterator[HookState]:
         """The hooks of this name, newest first; with `status`, only those that stand so. They come without payload."""
-        wanted = [status] if isinstance(status, str) else list(status or ())
         request = pb.ListHooksRequest(
             namespace=self.client.namespace,
             name=self.name,
-            statuses=map(hook_status_number, wanted),
+            statuses=hook_status_numbers(status),
             page_size=_PAGE,
         )
         while True:
@@ -101,7 +103,12 @@ class Hook(Generic[P]):
 
         Without `secrets` to sign with, it keeps those it has, or gets a new one, which the answer holds, once.
         """
-        request = pb.PutHookTargetRequest(namespace=self.client.namespace, name=self.name, url=url, secrets=secrets)
+        request = pb.PutHookTargetRequest(
+            namespace=self.client.namespace,
+            name=self.name,
+            url=checks.text("url", url),
+            secrets=checks.texts("secrets", secrets),
+        )
         calling = self.client.hook_stub.PutHookTarget(identified(request), timeout=self.client.timeout)
         answer = await self.client.call(calling)
         return hook_target(answer.target, answer.secrets)
@@ -154,18 +161,18 @@ class TriggeredHook:
 
 def trigger_item(name: str, new: NewHook[Any], default: Retry | None) -> pb.TriggerHooksItem:
     """A hook to store, for the wire. ValueError or PayloadInvalid if it cannot be sent."""
-    if new.id == "":  # which on the wire would mean that none was given
-        raise CallFailed(StatusCode.INVALID_ARGUMENT, "a hook id is not empty; None is a random one", "INVALID_HOOK_ID")
     if new.process_at is not None and not isinstance(new.process_at, datetime):
         raise ValueError(
             f"process_at is an instant, such as datetime.now(UTC) + timedelta(hours=1): {new.process_at!r}"
         )
+    if new.retry is not None and not isinstance(new.retry, Retry):
+        raise TypeError(f"retry is a Retry, not {new.retry!r}")
     if new.retry is not None and new.retry.is_retryable is not None:
         raise ValueError("is_retryable is asked in the worker: give it to @hook(..., retry=Retry(is_retryable=...))")
     retry = new.retry or default
     item = pb.TriggerHooksItem(
         name=name,
-        hook_id=new.id or "",
+        hook_id=checks.new_id("a hook", new.id),
         payload=to_payload(new.payload),
         process_at=None if new.process_at is None else to_timestamp(new.process_at),
         retry=None if retry is None else retry.to_policy(),

@@ -83,9 +83,10 @@ class Follower:
 class Watches:
     """Follows instances of one namespace over one stream, through every reconnect."""
 
-    def __init__(self, stub: WorkflowServiceAsyncStub, namespace: str) -> None:
+    def __init__(self, stub: WorkflowServiceAsyncStub, namespace: str, address: str) -> None:
         self._stub = stub
         self._namespace = namespace
+        self._address = address
         self._followers: dict[Key, set[Follower]] = {}
         self._revisions: dict[Key, int] = {}
         self._added: dict[Key, None] = {}
@@ -154,7 +155,7 @@ class Watches:
                         self._reconnects.served()
                         self._receive(message)
                 except aio.AioRpcError as error:
-                    return failure_of(error)
+                    return failure_of(error, self._address)
                 except TimeoutError:
                     return CallFailed(grpc.StatusCode.UNAVAILABLE, "the server fell silent")
                 finally:

@@ -115,7 +115,7 @@ class Worker:
         clock = self._clock or LoopClock()
         self._pool = ThreadPool(self._threads)
         self._holdings = Holdings(self.app, self._client, self._pool, clock, self._capacity)
-        self._connection = Connection(self._client.channel, self._holdings, self._hello)
+        self._connection = Connection(self._client, self._holdings, self._hello)
         self._serving = asyncio.create_task(self._connection.serve())
 
     async def _leave(self) -> None:

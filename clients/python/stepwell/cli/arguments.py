@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Annotated, NoReturn
@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from stepwell.durations import to_timedelta
-from stepwell.statuses import HookStatus, Status, hook_status_number, status_number
+from stepwell.statuses import hook_status_numbers, status_numbers
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 
@@ -27,11 +27,18 @@ def _labels(values: Sequence[str]) -> Sequence[str]:
 
 
 def _status(value: str) -> int:
+    return _only(status_numbers, value)
+
+
+def _hook_status(value: str) -> int:
+    return _only(hook_status_numbers, value)
+
+
+def _only(numbers: Callable[[str], Sequence[int]], value: str) -> int:
     try:
-        return status_number(value)
-    except ValueError:
-        words = ", ".join(status for status in Status if status is not Status.UNKNOWN)
-        raise typer.BadParameter(f"must be one of {words}") from None
+        return numbers(value)[0]
+    except ValueError as error:
+        raise typer.BadParameter(str(error).replace("status is", "must be", 1)) from None
 
 
 def duration(value: str) -> timedelta:
@@ -51,14 +58,6 @@ def instant(value: str) -> datetime:
     if at.tzinfo is None:
         raise typer.BadParameter("must have a time zone, such as 2030-01-31T12:00:00Z")
     return at
-
-
-def _hook_status(value: str) -> int:
-    try:
-        return hook_status_number(value)
-    except ValueError:
-        words = ", ".join(status for status in HookStatus if status is not HookStatus.UNKNOWN)
-        raise typer.BadParameter(f"must be one of {words}") from None
 
 
 def _payload(value: str) -> Payload:

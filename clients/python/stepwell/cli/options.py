@@ -8,23 +8,25 @@ import inspect
 import os
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 
-import grpc
 import typer
 from grpc import aio
 
 from stepwell.channel import open_channel
 from stepwell.client import Client
 from stepwell.credentials import authorised
-from stepwell.errors import CallFailed, failure_of
+from stepwell.errors import failure_of
 
 T = TypeVar("T")
 P = ParamSpec("P")
 
 DEFAULT_SERVER = "127.0.0.1:7350"
 DEADLINE = 15.0
+PATIENCE = 4.0
+"""Seconds for which a server is looked for before a person is told that there is none."""
 
 
 def _address(value: str) -> str:
@@ -67,19 +69,27 @@ class Target:
     tls_ca: Path | None
     namespace: str = "default"
 
-    def client(self) -> Client:
-        """A client of the SDK, to be opened."""
-        return Client(self.server, namespace=self.namespace, tls=self.tls, tls_ca=self.tls_ca, token=token())
+    def client(self, patience: float | None = None) -> Client:
+        """A client of the SDK, to be opened; it looks for its server until a deadline, or for so many seconds."""
+        return Client(
+            self.server,
+            namespace=self.namespace,
+            tls=self.tls,
+            tls_ca=self.tls_ca,
+            token=token(),
+            patience=None if patience is None else timedelta(seconds=patience),
+        )
 
     def call(self, talk: Callable[[aio.Channel], Awaitable[T]]) -> T:
         """Open a channel, talk, close it. CallFailed if the server refuses or does not answer."""
 
         async def talking() -> T:
-            async with authorised(open_channel(self.server, tls=self.tls, tls_ca=self.tls_ca), token()) as channel:
+            opened = open_channel(self.server, tls=self.tls, tls_ca=self.tls_ca, patience=PATIENCE)
+            async with authorised(opened, token()) as channel:
                 try:
                     return await talk(channel)
                 except aio.AioRpcError as error:
-                    raise self.explained(failure_of(error)) from None
+                    raise failure_of(error, self.server) from None
 
         return asyncio.run(talking())
 
@@ -87,22 +97,10 @@ class Target:
         """The same with a client of the SDK, whose streams outlive a server that is away for a while."""
 
         async def talking() -> T:
-            async with self.client() as client:
-                try:
-                    return await talk(client)
-                except CallFailed as failure:
-                    raise self.explained(failure) from None
+            async with self.client(PATIENCE) as client:
+                return await talk(client)
 
         return asyncio.run(talking())
-
-    def explained(self, failure: CallFailed) -> CallFailed:
-        """The same failure, in words that name the server if nobody answers there, or something else does."""
-        if not failure.reason and failure.code is grpc.StatusCode.UNAVAILABLE:
-            why = failure.message.rpartition(": ")[2].rstrip("]")
-            return CallFailed(failure.code, f"no server answers at {self.server}: {why}")
-        if not failure.reason and failure.code is grpc.StatusCode.UNIMPLEMENTED:
-            return CallFailed(failure.code, f"what answers at {self.server} is no Stepwell server, or an older one")
-        return failure
 
 
 def on_server(command: Callable[Concatenate[Target, P], None]) -> Callable[..., None]:

@@ -10,7 +10,6 @@ import typer
 
 from stepwell.apps import App
 from stepwell.cli import apps, arguments, logs, options, printing, stopping
-from stepwell.errors import CallFailed
 from stepwell.worker import Worker
 
 ConnectTimeout = Annotated[
@@ -58,7 +57,5 @@ async def serve(target: options.Target, app: App, idle: timedelta | None = None,
                     await worker.ended(idle)
                 finally:
                     printing.print_line(f"worker {worker.worker_id} stops when what it executes has ended")
-        except CallFailed as failure:
-            raise target.explained(failure) from None
         except TimeoutError:
             raise TimeoutError(f"no server answers at {target.server}") from None
