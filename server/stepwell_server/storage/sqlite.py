@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import os
 import sqlite3
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +26,8 @@ REAL_CLOCK = "stepwell_real_clock"
 
 READERS = 2
 BUSY_TIMEOUT = 5.0
+PRIVATE = 0o600
+"""The mode of the file: it holds all that users have stored, and the secrets of webhooks."""
 
 _UNAVAILABLE = (
     "database is locked",
@@ -47,6 +50,7 @@ class SqliteBackend:
         if not path.parent.is_dir():
             raise CannotOpen(f"there is no folder {path.parent} for the database")
         self._guard = _lock_file(path)
+        _keep_private(path)
         self._writer = _engine(path, StaticPool, "BEGIN IMMEDIATE")
         self._reader = _engine(path, QueuePool, "BEGIN", pool_size=READERS, max_overflow=0)
         event.listen(self._reader, "connect", _forbid_writes)
@@ -112,6 +116,17 @@ def _forbid_writes(connection: sqlite3.Connection, _record: object) -> None:
 def _real_clock() -> int:
     """The database's clock: this process is the database, so its wall clock is the one."""
     return time.time_ns() // 1000
+
+
+def _keep_private(path: Path) -> None:
+    """Let nobody but the owner read the file, nor what SQLite puts beside it, which takes its mode from the file."""
+    try:
+        os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
+        for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):
+            if file.exists() and file.stat().st_mode & 0o077 and file.stat().st_uid == os.geteuid():
+                file.chmod(PRIVATE)
+    except OSError as error:
+        raise CannotOpen(f"cannot open {path}: {error.strerror}") from None
 
 
 def _lock_file(path: Path) -> IO[bytes]:
