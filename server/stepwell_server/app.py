@@ -33,7 +33,7 @@ from stepwell_server.api.server import ServerServicer
 from stepwell_server.api.transactions import TransactionServicer
 from stepwell_server.api.workers import Terms, WorkerServicer
 from stepwell_server.api.workflows import WorkflowServicer
-from stepwell_server.config import Settings, split_address
+from stepwell_server.config import FAILPOINT, Settings, split_address
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.runs import TIMEOUT_MARGIN, RunRules
 from stepwell_server.engine.clock import Clock
@@ -83,7 +83,7 @@ log = structlog.get_logger()
 
 def open_database(url: URL) -> Database:
     """The database behind the URL. It is not contacted yet."""
-    failpoints = Failpoints(os.environ.get("STEPWELL_FAILPOINT", ""))
+    failpoints = Failpoints(os.environ.get(FAILPOINT, ""))
     if url.get_backend_name() == "sqlite":
         return Database(SqliteBackend(Path(url.database or "")), failpoints)
     return Database(PostgresqlBackend(url), failpoints)
@@ -164,6 +164,8 @@ class App:
 
     async def start(self) -> Addresses:
         """Prepare the database, then listen and serve. Whatever fails here ends the start with a reason."""
+        for warning in self.settings.warnings():
+            log.warning("unsafe_setting", warning=warning)
         for address in (self.settings.listen, self.settings.ops_listen):
             listeners.check_free(*split_address(address))  # before a database is created that nobody will serve
         replica = await self._meet_database()

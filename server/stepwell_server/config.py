@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ipaddress
 import os
+import stat
 import tomllib
 from collections.abc import Sequence
 from datetime import timedelta
@@ -41,6 +42,7 @@ from stepwell_server.domain.times import to_micros
 from stepwell_server.domain.webhooks import AllowList, normal_host
 
 ENV_PREFIX = "STEPWELL_"
+FAILPOINT = f"{ENV_PREFIX}FAILPOINT"
 POSTGRESQL_OPTIONS = {"host", "port", "sslmode", "application_name"}
 
 _LIMITS = Limits()
@@ -281,6 +283,26 @@ class Settings(BaseSettings):
             if file is not None and not file.is_file():
                 raise ValueError(f"there is no file {file}")
         return self
+
+    @model_validator(mode="after")
+    def _failpoints_are_for_tests(self) -> Self:
+        if os.environ.get(FAILPOINT) and not self.serves_loopback_only:
+            raise ValueError(f"{FAILPOINT} makes the server crash: it is refused where other machines are let in")
+        return self
+
+    def warnings(self) -> list[str]:
+        """What is allowed and hardly meant, in one line each."""
+        found, url = [], self.database_url
+        if os.environ.get(FAILPOINT):
+            found.append(f"{FAILPOINT} is set: this server will crash at {os.environ[FAILPOINT]}")
+        remote = url.host is not None and not is_loopback(f"{url.host}:0") and not url.host.startswith("/")
+        if url.get_backend_name() == "postgresql" and remote and "sslmode" not in url.query:
+            found.append(
+                "the database's URL has no sslmode, so the connection may be plaintext; say sslmode=verify-full"
+            )
+        if self.tls_key is not None and self.tls_key.stat().st_mode & stat.S_IROTH:
+            found.append(f"everybody on this machine can read the TLS key {self.tls_key}")
+        return found
 
     @model_validator(mode="after")
     def _strangers_are_kept_out(self) -> Self:

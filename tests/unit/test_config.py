@@ -131,3 +131,37 @@ def test_a_webhook_without_host_or_port_cannot_be_listed(address: str) -> None:
 def test_libpq_words_are_understood_and_others_refused() -> None:
     assert load("--database", "postgres://db/x?sslmode=require").database_url.drivername == "postgresql"
     assert "not known: sslcert" in problem("--database", "postgresql://db/x?sslcert=y")
+
+
+def test_failpoints_announce_themselves_and_are_refused_where_other_machines_come_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert load().warnings() == []
+    monkeypatch.setenv("STEPWELL_FAILPOINT", "before-commit:1")
+
+    assert load().warnings() == ["STEPWELL_FAILPOINT is set: this server will crash at before-commit:1"]
+    assert "STEPWELL_FAILPOINT" in problem("--listen", "0.0.0.0:7350", "--insecure")
+
+
+@pytest.mark.parametrize(
+    ("url", "warned"),
+    [
+        ("postgresql://db.test/x", True),
+        ("postgresql://db.test/x?sslmode=verify-full", False),
+        ("postgresql://127.0.0.1/x", False),
+        ("postgresql:///x?host=/run/postgresql", False),
+        ("sqlite:///x.db", False),
+    ],
+)
+def test_a_database_elsewhere_without_sslmode_is_warned_of(url: str, warned: bool) -> None:
+    assert any("sslmode" in one for one in load("--database", url).warnings()) is warned
+
+
+@pytest.mark.parametrize(("mode", "warned"), [(0o644, True), (0o640, False), (0o600, False)])
+def test_a_tls_key_that_everybody_can_read_is_warned_of(tmp_path: Path, mode: int, warned: bool) -> None:
+    cert, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    for file in (cert, key):
+        file.touch()
+    key.chmod(mode)
+
+    assert bool(load("--tls-cert", str(cert), "--tls-key", str(key)).warnings()) is warned
