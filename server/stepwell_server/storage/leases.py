@@ -13,6 +13,8 @@ from stepwell_server.storage.handlers import in_status
 from stepwell_server.storage.schema import lease_clock, tasks
 from stepwell_server.storage.tasks import from_row, save, stamp
 
+_LAST_TICK = select(lease_clock.c.last_tick).where(lease_clock.c.id == 1)
+
 
 def any_held(tx: Tx) -> bool:
     """Whether anybody holds anything."""
@@ -26,20 +28,20 @@ def tick(tx: Tx, times: LeaseTimes, rested_at: Micros = 0) -> bool:
     True: there was such a gap, or the clock was set back, so that leases would last longer by that, and a gap would not
     show. When nothing was held at `rested_at`, all leases are from later, and so were ticks not missing.
     """
-    ticked = tx.execute(select(lease_clock.c.last_tick).with_for_update()).scalar_one()
+    ticked = tx.execute(_LAST_TICK.with_for_update()).scalar_one()
     now = tx.execute(select(lease_now())).scalar_one()
     last = max(ticked, rested_at) if rested_at <= now else ticked  # else that was before the clock was set back
     gap = not 0 <= now - last <= times.trusted_gap
     if gap:
         alive = and_(tasks.c.status == in_status(TaskStatus.PROCESSING), tasks.c.locked_until > last)
         tx.execute(update(tasks).where(alive).values(locked_until=now + times.lease))
-    tx.execute(update(lease_clock).values(last_tick=now))
+    tx.execute(update(lease_clock).where(lease_clock.c.id == 1).values(last_tick=now))
     return gap
 
 
 def sweep(tx: Tx, times: LeaseTimes, limit: int = 1000) -> list[Task]:
     """Take lapsed leases back, while the lease clock is trusted. Returns the tasks as they are now."""
-    last = tx.execute(select(lease_clock.c.last_tick)).scalar_one()
+    last = tx.execute(_LAST_TICK).scalar_one()
     lapsed = (
         select(tasks)
         .where(

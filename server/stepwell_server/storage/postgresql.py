@@ -36,8 +36,10 @@ _INDEXED = {
     "enable_hashjoin": "off",
     "enable_mergejoin": "off",
 }
-_SESSION = {
+SESSION = {
     "application_name": "stepwell",
+    # Up to PostgreSQL 17 a plan in which a scan could not be avoided costs so much that it is compiled each time.
+    "jit": "off",
     "client_connection_check_interval": "2s",
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
@@ -68,7 +70,7 @@ class PostgresqlBackend:
 
     async def attempt_unhurried(self, work: Work[T]) -> T:
         """Run the function on a connection of its own that may wait as long as it takes."""
-        engine = _engine(self._url, _SESSION, None, poolclass=NullPool)
+        engine = _engine(self._url, SESSION, None, poolclass=NullPool)
         async with engine.connect() as connection:
             return await _in_transaction(connection, work)
 
@@ -124,7 +126,7 @@ def _sqlstate(error: object) -> str:
 
 
 def _pool(url: URL, size: int) -> AsyncEngine:
-    session = {**_SESSION, **_HURRIED, **_INDEXED}
+    session = {**SESSION, **_HURRIED, **_INDEXED}
     return _engine(url, session, COMMAND_TIMEOUT, pool_size=size, max_overflow=0, pool_timeout=POOL_TIMEOUT)
 
 
