@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from sqlalchemy import event, make_url
@@ -22,7 +22,7 @@ async def opened(url: str) -> Database:
     return db
 
 
-def statements(tx: Tx, work: Callable[[Tx], None]) -> list[tuple[str, Any]]:
+def statements(tx: Tx, work: Callable[[Tx], object]) -> list[tuple[str, Any]]:
     """What the function asks of the database, with parameters."""
     seen: list[tuple[str, Any]] = []
 
@@ -40,12 +40,25 @@ def explained(tx: Tx, work: Callable[[Tx], None], mode: str) -> list[Plan]:
     tx.exec_driver_sql(f"SET LOCAL plan_cache_mode = {mode}")
     plans = []
     for statement, parameters in statements(tx, work):
-        prepared = "SELECT name FROM pg_prepared_statements WHERE statement = $1"
-        name = tx.exec_driver_sql(prepared, (statement,)).scalar_one()
-        values = ", ".join(f"'{value}'" for value in parameters)
-        found = tx.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {name}({values})").scalar_one()
-        plans.append((json.loads(found) if isinstance(found, str) else found)[0]["Plan"])
+        plans.append(explain_prepared(tx, statement, parameters))
     return plans
+
+
+def explain_prepared(tx: Tx, statement: str, parameters: Sequence[Any]) -> Plan:
+    """What PostgreSQL does for a statement that the driver has prepared on this connection. It is executed."""
+    prepared = "SELECT name FROM pg_prepared_statements WHERE statement = $1"
+    name = tx.exec_driver_sql(prepared, (statement,)).scalar_one()
+    values = f"({', '.join(map(_literal, parameters))})" if parameters else ""
+    found = tx.exec_driver_sql(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) EXECUTE {name}{values}").scalar_one()
+    plan: Plan = (json.loads(found) if isinstance(found, str) else found)[0]["Plan"]
+    return plan
+
+
+def _literal(value: Any) -> str:
+    if value is None:
+        return "NULL"
+    text = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+    return "'" + text.replace("'", "''") + "'"
 
 
 def nodes(plan: Plan) -> list[Plan]:

@@ -19,7 +19,6 @@ from stepwell_server.storage.database import Tx
 from stepwell_server.storage.schema import clock
 from stepwell_server.storage.sqlite import REAL_CLOCK
 
-
 _THE_ROW = clock.c.id == 1
 
 

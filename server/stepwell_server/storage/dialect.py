@@ -10,15 +10,20 @@ from sqlalchemy import (
     ColumnElement,
     FromClause,
     LargeBinary,
+    Select,
     Table,
     Text,
+    Update,
+    and_,
     bindparam,
     cast,
     column,
     func,
     literal,
+    literal_column,
     select,
     text,
+    true,
     type_coerce,
     update,
 )
@@ -79,9 +84,9 @@ def draw_numbers(tx: Tx, count: int) -> list[int]:
     return list(range(last - count + 1, last + 1))
 
 
-def unindexed(column: ColumnElement[str]) -> ColumnElement[str]:
+def unindexed(column: ColumnElement[Any]) -> ColumnElement[Any]:
     """The column, in a shape that no index serves: where a young table without statistics would mislead the planner."""
-    return column.concat("")
+    return column.concat("") if isinstance(column.type, Text) else column + literal_column("0")
 
 
 def octets(product: str, columns: Iterable[ColumnElement[Any]]) -> ColumnElement[int]:
@@ -119,3 +124,57 @@ def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
 def as_rows(items: Iterable[Mapping[str, Any]]) -> str:
     """The value of a `rows` parameter."""
     return orjson.dumps(list(items)).decode()
+
+
+# ---- lookups
+#
+# PostgreSQL keeps the plan of the sixth execution. If a table has next to nothing in it by then, a join with parameter
+# rows or with another table looks as cheap without an index condition as with one, and stays like that when the table
+# has grown. So no statement joins. It looks rows up, in one of these shapes, which leave the planner no choice.
+
+
+def among(product: str, column: ColumnElement[Any], wanted: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether a key is one of the wanted: for statements that lock, read or delete by one column."""
+    if product == "postgresql":
+        return column == func.any(func.array(select(wanted).scalar_subquery()))
+    return column.in_(select(wanted))
+
+
+def look_up(
+    product: str,
+    given: FromClause,
+    table: Table,
+    *same: ColumnElement[bool],
+    outer: bool = False,
+    lock: Mapping[str, Any] | None = None,
+) -> tuple[FromClause, FromClause]:
+    """What is given, each row with the rows of a table that belong to it, and these rows as what to select from.
+
+    With `lock` each is locked as it is found, in the order of what is given: for locks that never wait.
+    """
+    if product != "postgresql":
+        return given.join(table, and_(*same), isouter=outer), table
+    mine = fenced(product, select(table).where(*same))
+    found = (mine if lock is None else mine.with_for_update(**lock)).lateral(table.name)
+    return given.join(found, true(), isouter=outer), found
+
+
+def fenced(product: str, inner: Select[Any]) -> Select[Any]:
+    """A subquery that PostgreSQL plans by itself, once the row is there that it is asked for."""
+    return inner.offset(literal_column("0")) if product == "postgresql" else inner
+
+
+def overwrite(product: str, table: Table, given: FromClause, *keys: str) -> tuple[Update, Any]:
+    """An UPDATE with values per row, and the columns to take them from.
+
+    Only of rows that an earlier statement of the transaction has locked, or whose lock it holds: they are found by
+    their places, and a row that another moves meanwhile would be left as it is. A statement that waits for locks itself
+    tells rows apart by `among`, which is judged again when the lock is there.
+    """
+    same = [table.c[key] == given.c[key] for key in keys]
+    if product != "postgresql":
+        return update(table).where(*same), given.c
+    place: ColumnElement[Any] = column("ctid", _selectable=table)
+    places = fenced(product, select(place.label("place")).where(*same)).lateral("places")
+    placed = select(places.c.place, *given.c).select_from(given.join(places, true())).subquery("placed")
+    return update(table).where(place == placed.c.place), placed.c

@@ -115,12 +115,10 @@ def lock_limited(tx: Tx, asked: Iterable[Handler]) -> dict[Handler, int]:
 @cache
 def _limited_sql(product: str, locking: bool) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **COLUMNS)
-    limited = select(handlers).join(wanted, same_handler(handlers.c, wanted.c))
-    limited = limited.where(handlers.c.is_paused | handlers.c.concurrency.is_not(None))
-    if not locking:
-        return limited
-    ordered = limited.order_by(*columns_of(handlers.c))
-    return ordered.with_for_update(of=handlers, key_share=True, skip_locked=True)
+    is_limited = handlers.c.is_paused | handlers.c.concurrency.is_not(None)
+    lock = {"key_share": True, "skip_locked": True} if locking else None
+    joined, mine = dialect.look_up(product, wanted, handlers, same_handler(handlers.c, wanted.c), is_limited, lock=lock)
+    return select(mine).select_from(joined)
 
 
 def count_held(tx: Tx, of: Sequence[Handler]) -> dict[Handler, int]:
@@ -159,17 +157,21 @@ def next_wakes_in(tx: Tx, namespace: str) -> list[HandlerWake]:
 
 @cache
 def _next_wakes_sql(product: str, of_all: bool) -> Select[Any]:
-    statement = select(
-        handlers,
-        _first_of(handlers, tasks.c.run_at, TaskStatus.PENDING).label("pending"),
-        _first_of(handlers, tasks.c.locked_until, TaskStatus.PROCESSING).label("lapses"),
-        case((handlers.c.concurrency.is_not(None), _held_of(handlers)), else_=0).label("held"),
-        (handlers.c.registered_at.is_not(None) | _has_target(handlers)).label("is_registered"),
-    )
     if of_all:
-        return statement
+        return _with_wake(product, handlers).select_from(handlers)
     wanted = dialect.rows(product, "wanted", **COLUMNS)
-    return statement.join(wanted, same_handler(handlers.c, wanted.c))
+    joined, mine = dialect.look_up(product, wanted, handlers, same_handler(handlers.c, wanted.c))
+    return _with_wake(product, mine).select_from(joined)
+
+
+def _with_wake(product: str, of: FromClause) -> Select[Any]:
+    return select(
+        of,
+        _first_of(of, tasks.c.run_at, TaskStatus.PENDING).label("pending"),
+        _first_of(of, tasks.c.locked_until, TaskStatus.PROCESSING).label("lapses"),
+        case((of.c.concurrency.is_not(None), _held_of(of)), else_=0).label("held"),
+        (of.c.registered_at.is_not(None) | _has_target(product, of)).label("is_registered"),
+    )
 
 
 def _wake(row: Row[Any]) -> HandlerWake:
@@ -186,9 +188,10 @@ def _first_of(of: FromClause, moment: Any, status: TaskStatus) -> Any:
     return select(func.min(moment)).where(mine).correlate(of).scalar_subquery()
 
 
-def _has_target(of: FromClause) -> Any:
+def _has_target(product: str, of: FromClause) -> Any:
     mine = and_(hook_targets.c.namespace == of.c.namespace, hook_targets.c.name == of.c.name)
-    return (of.c.kind == TaskKind.HOOK) & select(hook_targets.c.name).where(mine).correlate(of).exists()
+    target = dialect.fenced(product, select(hook_targets.c.name).where(mine).correlate(of))
+    return (of.c.kind == TaskKind.HOOK) & target.exists()
 
 
 def _held_of(of: FromClause) -> Any:

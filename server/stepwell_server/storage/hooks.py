@@ -8,7 +8,19 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Integer, Row, Select, Text, bindparam, select, true, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    FromClause,
+    Integer,
+    Row,
+    Select,
+    Text,
+    bindparam,
+    select,
+    true,
+    update,
+)
 
 from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.hooks import STORED, Hook, HookFilter, HookKey, HookStatus, NewHook
@@ -94,7 +106,8 @@ def end(tx: Tx, ends: Iterable[HookEnd]) -> None:
 def _end_sql(product: str) -> Any:
     names = ("status", "attempts", "last_attempt_at", "ended_at", "ended_fence", *FAILURE)
     after = dialect.rows(product, "after", id=BigInteger(), **{name: hooks.c[name].type for name in names})
-    return update(hooks).where(hooks.c.id == after.c.id).values({name: after.c[name] for name in names})
+    statement, new = dialect.overwrite(product, hooks, after, "id")
+    return statement.values({name: new[name] for name in names})
 
 
 def cancel(tx: Tx, hook: Hook, at: Micros) -> None:
@@ -134,14 +147,22 @@ def _same_sql(product: str, by: str) -> Select[Any]:
         dialect.unindexed(hooks.c.namespace) == wanted.c.namespace,
         hooks.c[by].is_not(None),
     ]
-    return _with_task().where(*same).select_from(_JOINED.join(wanted, true()))
+    joined, mine = dialect.look_up(product, wanted, hooks, *same)
+    whole, task = task_store.with_task(product, mine, joined)
+    return select(*mine.c, *_of_task(task)).select_from(whole)
 
 
 def get(tx: Tx, key: HookKey) -> Hook | None:
     """The hook as it is now. None: there is none."""
     same = [hooks.c.hook_id == key.hook_id, dialect.unindexed(hooks.c.namespace) == key.namespace]
-    row = tx.execute(_with_task().where(*same).select_from(_JOINED)).first()
+    row = tx.execute(_any_sql(dialect.product(tx)).where(*same)).first()
     return None if row is None else _from_row(row)
+
+
+@cache
+def _any_sql(product: str) -> Select[Any]:
+    whole, task = task_store.with_task(product, hooks)
+    return select(*hooks.c, *_of_task(task)).select_from(whole)
 
 
 def get_many(tx: Tx, ids: Iterable[int]) -> dict[int, Hook]:
@@ -152,8 +173,11 @@ def get_many(tx: Tx, ids: Iterable[int]) -> dict[int, Hook]:
 
 @cache
 def _many_sql(product: str) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", id=BigInteger())
-    return _with_task().where(hooks.c.id == wanted.c.id).select_from(_JOINED.join(wanted, true()))
+    return _any_sql(product).where(_is_wanted(product))
+
+
+def _is_wanted(product: str) -> ColumnElement[bool]:
+    return dialect.among(product, hooks.c.id, dialect.rows(product, "wanted", id=BigInteger()).c.id)
 
 
 def lock(tx: Tx, key: HookKey) -> tuple[Hook, Task | None] | None:
@@ -181,12 +205,8 @@ def ended_fences(tx: Tx, ids: Iterable[int]) -> dict[int, tuple[str, int | None]
 
 @cache
 def _fences_sql(product: str) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", id=BigInteger())
-    ended = hooks.c.status != JobStatus.OPEN
-    return (
-        select(hooks.c.id, hooks.c.namespace, hooks.c.ended_fence)
-        .where(ended, hooks.c.id == wanted.c.id)
-        .select_from(hooks.join(wanted, true()))
+    return select(hooks.c.id, hooks.c.namespace, hooks.c.ended_fence).where(
+        hooks.c.status != JobStatus.OPEN, _is_wanted(product)
     )
 
 
@@ -210,8 +230,12 @@ def _unserved_sql(product: str) -> Select[Any]:
         tasks.c.run_at <= long_ago,
     ]
     limit = bindparam("most", type_=Integer())
-    joined = tasks.join(wanted, true())
-    return select(tasks.c.id).select_from(joined).where(*due).order_by(tasks.c.run_at, tasks.c.id).limit(limit)
+    if product != "postgresql":
+        joined = tasks.join(wanted, true())
+        return select(tasks.c.id).select_from(joined).where(*due).order_by(tasks.c.run_at, tasks.c.id).limit(limit)
+    oldest = select(tasks.c.id, tasks.c.run_at).where(*due).order_by(tasks.c.run_at).limit(limit).lateral("oldest")
+    found = select(oldest.c.id).select_from(wanted.join(oldest, true()))
+    return found.order_by(oldest.c.run_at, oldest.c.id).limit(limit)
 
 
 # ---- pages
@@ -229,24 +253,29 @@ def list_page(tx: Tx, wanted: HookFilter, limit: int, after: Position | None) ->
 def _page(
     tx: Tx, wanted: HookFilter, stored: JobStatus, statuses: Sequence[HookStatus], limit: int, after: Position | None
 ) -> list[Hook]:
-    joined = _JOINED
+    product = dialect.product(tx)
+    task: FromClause = tasks
+    mine: FromClause = hooks
     if stored is JobStatus.OPEN and HookStatus.PENDING not in statuses:
         where = _held_in(wanted)
-        joined = tasks.join(hooks, tasks.c.id == hooks.c.id)  # few are: they are found by their tasks
+        joined, mine = dialect.look_up(product, tasks, hooks, hooks.c.id == tasks.c.id)
     else:
-        where = [hooks.c.namespace == wanted.namespace, hooks.c.status == stored]
+        joined, task = task_store.with_task(product, hooks)
+        where = [mine.c.namespace == wanted.namespace, mine.c.status == stored]
         if wanted.name:
-            where.append(hooks.c.name == wanted.name)
+            where.append(mine.c.name == wanted.name)
         if stored is JobStatus.OPEN and HookStatus.PROCESSING not in statuses:
-            where.append(tasks.c.status != TaskStatus.PROCESSING)
+            where.append(task.c.status != TaskStatus.PROCESSING)
     if after is not None:
-        where.append(beyond([hooks.c.created_at, hooks.c.id], after, descending=True))
-    order = [hooks.c.created_at.desc(), hooks.c.id.desc()]
-    statement = _with_task(payloads=False).select_from(joined).where(*where).order_by(*order).limit(limit)
-    return [_from_row(row) for row in tx.execute(statement)]
+        where.append(beyond([mine.c.created_at, mine.c.id], after, descending=True))
+    shown = [column for column in mine.c if column.name not in ("payload", "trace")]
+    statement = select(*shown, *_of_task(task)).select_from(joined).where(*where)
+    order = [mine.c.created_at.desc(), mine.c.id.desc()]
+    return [_from_row(row) for row in tx.execute(statement.order_by(*order).limit(limit))]
 
 
 def _held_in(wanted: HookFilter) -> list[Any]:
+    """Hooks that somebody executes are few, and found by their tasks."""
     held = [
         tasks.c.status == handlers.in_status(TaskStatus.PROCESSING),
         tasks.c.namespace == wanted.namespace,
@@ -257,14 +286,9 @@ def _held_in(wanted: HookFilter) -> list[Any]:
 
 # ---- rows
 
-_JOINED = hooks.outerjoin(tasks, tasks.c.id == hooks.c.id)
 
-
-@cache
-def _with_task(*, payloads: bool = True) -> Select[Any]:
-    columns = [column for column in hooks.columns if payloads or column.name not in ("payload", "trace")]
-    of_task = ("status", "run_at", "claimed_at", "open_steps")
-    return select(*columns, *(tasks.c[name].label(f"task_{name}") for name in of_task))
+def _of_task(task: FromClause) -> list[ColumnElement[Any]]:
+    return [task.c[name].label(f"task_{name}") for name in ("status", "run_at", "claimed_at", "open_steps")]
 
 
 def _birth_row(birth: HookBirth) -> dict[str, Any]:

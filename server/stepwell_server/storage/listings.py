@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from itertools import islice
 from typing import Any, TypeAlias
 
-from sqlalchemy import Select, and_, select
+from sqlalchemy import FromClause, Select, and_, select
 
 from stepwell_server.domain.pages import fit
 from stepwell_server.domain.workflows import Event, Instance, InstanceFilter, InstanceStatus, Step
@@ -16,7 +16,6 @@ from stepwell_server.storage.database import Tx
 from stepwell_server.storage.paging import Position, beyond
 from stepwell_server.storage.runs import RunRef, event_from, step_from
 from stepwell_server.storage.schema import (
-    tasks,
     workflow_events,
     workflow_instances,
     workflow_labels,
@@ -53,27 +52,25 @@ def _by_status(
     where = _where(wanted, table, after)
     if status is not None:
         where.append(table.status == status)
-    joined = workflow_instances.outerjoin(tasks, tasks.c.id == table.id)
-    statement = with_task(payloads=False).select_from(joined).where(*where)
-    return _page(tx, wanted, statement, table, limit)
+    statement = with_task(dialect.product(tx), workflow_instances, payloads=False).where(*where)
+    return _page(tx, wanted, statement, workflow_instances, table, limit)
 
 
 def _by_label(tx: Tx, wanted: InstanceFilter, limit: int, after: Position | None) -> list[Sized]:
     """Along the index of one label; the other labels and the status are looked up for each row met."""
     (name, value), *others = wanted.labels.items()
-    label = workflow_labels.c
+    label, product = workflow_labels.c, dialect.product(tx)
     where = [*_where(wanted, label, after), label.name == name, label.value == value]
-    where.extend(_has_label(other) for other in others)
+    where.extend(_has_label(product, other) for other in others)
+    labelled = workflow_instances.c.id == label.id
+    joined, mine = dialect.look_up(product, workflow_labels, workflow_instances, labelled)
     if wanted.statuses:
-        where.append(workflow_instances.c.status.in_(wanted.statuses))
-    joined = workflow_labels.join(workflow_instances, workflow_instances.c.id == label.id).outerjoin(
-        tasks, tasks.c.id == workflow_instances.c.id
-    )
-    statement = with_task(payloads=False).select_from(joined).where(*where)
-    return _page(tx, wanted, statement, label, limit)
+        where.append(mine.c.status.in_(wanted.statuses))
+    statement = with_task(product, mine, joined, payloads=False).where(*where)
+    return _page(tx, wanted, statement, mine, label, limit)
 
 
-def _has_label(label: tuple[str, str]) -> Any:
+def _has_label(product: str, label: tuple[str, str]) -> Any:
     name, value = label
     other = workflow_labels.alias()
     mine = workflow_labels.c
@@ -85,7 +82,7 @@ def _has_label(label: tuple[str, str]) -> Any:
         other.c.created_at == mine.created_at,
         other.c.id == mine.id,
     )
-    return select(other.c.id).where(same).correlate(workflow_labels).exists()
+    return dialect.fenced(product, select(other.c.id).where(same).correlate(workflow_labels)).exists()
 
 
 def _where(wanted: InstanceFilter, table: Any, after: Position | None) -> list[Any]:
@@ -100,10 +97,10 @@ def _where(wanted: InstanceFilter, table: Any, after: Position | None) -> list[A
     return where
 
 
-def _page(tx: Tx, wanted: InstanceFilter, statement: Any, table: Any, limit: int) -> list[Sized]:
+def _page(tx: Tx, wanted: InstanceFilter, statement: Any, mine: FromClause, table: Any, limit: int) -> list[Sized]:
     order = [table.created_at, table.id]
     ordered = statement.order_by(*(order if wanted.oldest_first else [column.desc() for column in order]))
-    size = instance_octets(dialect.product(tx), payloads=wanted.with_payloads)
+    size = instance_octets(dialect.product(tx), mine, payloads=wanted.with_payloads)
     return [(from_row(row), row.octets) for row in tx.execute(ordered.add_columns(size).limit(limit + 1))]
 
 

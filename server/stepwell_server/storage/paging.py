@@ -9,9 +9,9 @@ import hmac
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from sqlalchemy import Column, ColumnElement, literal, tuple_
+from sqlalchemy import ColumnElement, literal, tuple_
 
 from stepwell_server.domain.errors import PageTokenInvalid
 
@@ -52,7 +52,7 @@ class PageTokens:
 
 
 def beyond(
-    columns: Sequence[Column[str] | Column[int]], position: Position, *, descending: bool = False
+    columns: Sequence[ColumnElement[Any]], position: Position, *, descending: bool = False
 ) -> ColumnElement[bool]:
     """Rows after the position in the order of these columns, compared as a whole so that an index serves it."""
     here = tuple_(*(literal(value, column.type) for column, value in zip(columns, position, strict=True)))

@@ -9,6 +9,8 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
+    ColumnElement,
+    FromClause,
     Integer,
     Row,
     Select,
@@ -20,7 +22,6 @@ from sqlalchemy import (
     select,
     true,
     union_all,
-    update,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -80,11 +81,17 @@ def steps_of(tx: Tx, names: Iterable[tuple[RunRef, str]], runs: Iterable[RunRef]
 def _steps_sql(product: str) -> Any:
     named = dialect.rows(product, "named", **_RUN, name=Text())
     runs = dialect.rows(product, "runs", **_RUN)
-    same_name = _all([workflow_steps.c[key] == named.c[key] for key in _STEP_KEY])
-    waiting = workflow_steps.c.status == literal(StepStatus.WAITING.value, literal_execute=True)
-    by_name = select(workflow_steps).select_from(named.join(workflow_steps, *same_name))
-    by_wait = select(workflow_steps).select_from(runs.join(workflow_steps, *_all([*_same_run(runs), waiting])))
-    return union_all(by_name, by_wait)
+    same_name = [workflow_steps.c[key] == named.c[key] for key in _STEP_KEY]
+    return union_all(_steps_for(product, named, *same_name), _steps_for(product, runs, *_same_run(runs), _is_waiting()))
+
+
+def _steps_for(product: str, given: FromClause, *same: Any) -> Select[Any]:
+    joined, steps = dialect.look_up(product, given, workflow_steps, *same)
+    return select(steps).select_from(joined)
+
+
+def _is_waiting() -> ColumnElement[bool]:
+    return workflow_steps.c.status == literal(StepStatus.WAITING.value, literal_execute=True)
 
 
 def changed_by_themselves(tx: Tx, runs: Iterable[RunRef]) -> list[tuple[int, Step]]:
@@ -97,7 +104,7 @@ def changed_by_themselves(tx: Tx, runs: Iterable[RunRef]) -> list[tuple[int, Ste
 def _changed_sql(product: str) -> Select[Any]:
     runs = dialect.rows(product, "runs", **_RUN)
     result = and_(workflow_steps.c.type == StepType.DO.value, workflow_steps.c.status == StepStatus.COMPLETED.value)
-    return select(workflow_steps).select_from(runs.join(workflow_steps, *_all([*_same_run(runs), not_(result)])))
+    return _steps_for(product, runs, *_same_run(runs), not_(result))
 
 
 def pending_events(tx: Tx, wanted: Iterable[Wanted]) -> list[tuple[int, Event]]:
@@ -120,7 +127,7 @@ def _pending_sql(product: str) -> Select[Any]:
     place = func.row_number().over(partition_by=[inner.c.task_id, inner.c.type], order_by=inner.c.position)
     placed = (
         select(inner, place.label("place"), wanted.c.most.label("most"))
-        .select_from(wanted.join(inner, *_all([*mine, inner.c.delivered_at.is_(None)])))
+        .select_from(wanted.join(inner, and_(*mine, inner.c.delivered_at.is_(None))))
         .subquery("placed")
     )
     return select(placed).where(placed.c.place <= placed.c.most)
@@ -137,9 +144,8 @@ def sent_before(tx: Tx, requests: Iterable[tuple[str, str]]) -> dict[tuple[str, 
 def _sent_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", namespace=Text(), request_id=Text())
     same = [workflow_events.c[key] == wanted.c[key] for key in ("namespace", "request_id")]
-    return select(workflow_events).select_from(
-        wanted.join(workflow_events, *_all([*same, workflow_events.c.request_id.is_not(None)]))
-    )
+    joined, events = dialect.look_up(product, wanted, workflow_events, *same, workflow_events.c.request_id.is_not(None))
+    return select(events).select_from(joined)
 
 
 def all_steps(tx: Tx, runs: Sequence[RunRef]) -> dict[RunRef, list[Step]]:
@@ -154,20 +160,17 @@ def all_steps(tx: Tx, runs: Sequence[RunRef]) -> dict[RunRef, list[Step]]:
 @cache
 def _all_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **_RUN)
-    return (
-        select(workflow_steps)
-        .select_from(wanted.join(workflow_steps, *_all(_same_run(wanted))))
-        .order_by(workflow_steps.c.task_id, workflow_steps.c.position)
-    )
+    joined, steps = dialect.look_up(product, wanted, workflow_steps, *_same_run(wanted))
+    return select(steps).select_from(joined).order_by(steps.c.task_id, steps.c.position)
 
 
 def next_timer(tx: Tx) -> Micros | None:
     """When the first wait of a run that a worker holds is over."""
-    due = func.coalesce(workflow_steps.c.next_retry_at, workflow_steps.c.wake_at)
     held = tasks.c.status == literal("processing", literal_execute=True)
-    waiting = workflow_steps.c.status == literal(StepStatus.WAITING.value, literal_execute=True)
     mine = [tasks.c.id == workflow_steps.c.task_id, tasks.c.run_number == workflow_steps.c.run_number]
-    found: Micros | None = tx.execute(select(func.min(due)).where(held, waiting, *mine)).scalar_one()
+    joined, steps = dialect.look_up(dialect.product(tx), tasks, workflow_steps, *mine, _is_waiting())
+    due = func.coalesce(steps.c.next_retry_at, steps.c.wake_at)
+    found: Micros | None = tx.execute(select(func.min(due)).select_from(joined).where(held)).scalar_one()
     return found
 
 
@@ -222,23 +225,11 @@ def _deliver_sql(product: str) -> Any:
     taken = dialect.rows(
         product, "taken", **_RUN, position=BigInteger(), delivered_at=BigInteger(), consumed_by_step=Text()
     )
-    same = [workflow_events.c[key] == taken.c[key] for key in ("task_id", "run_number", "position")]
-    return (
-        update(workflow_events)
-        .where(*same)
-        .values(delivered_at=taken.c.delivered_at, consumed_by_step=taken.c.consumed_by_step)
-    )
+    statement, new = dialect.overwrite(product, workflow_events, taken, "task_id", "run_number", "position")
+    return statement.values(delivered_at=new.delivered_at, consumed_by_step=new.consumed_by_step)
 
 
 # ---- rows
-
-
-def _all(conditions: list[Any]) -> tuple[Any]:
-    """One condition from many, as a join wants it."""
-    first, *rest = conditions
-    for one in rest:
-        first = first & one
-    return (first,)
 
 
 def _same_run(wanted: Any) -> list[Any]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Row, Text, and_, delete, or_, select, update
+from sqlalchemy import BigInteger, ColumnElement, FromClause, Row, Text, and_, cast, delete, or_, select, update
 
 from stepwell_server.domain.leases import Owner
 from stepwell_server.domain.tasks import Handler, TaskKind, TaskStatus
@@ -86,8 +86,15 @@ def confirm(tx: Tx, owners: Sequence[Owner]) -> set[str]:
 @cache
 def _confirm_sql(product: str) -> Any:
     there = dialect.rows(product, "there", session_id=Text(), connection=BigInteger())
-    mine = and_(sessions.c.session_id == there.c.session_id, sessions.c.connection == there.c.connection)
-    return update(sessions).where(mine).values(seen_at=lease_now()).returning(sessions.c.session_id)
+    mine = [
+        dialect.among(product, sessions.c.session_id, there.c.session_id),
+        dialect.among(product, _connection(sessions), _connection(there)),
+    ]
+    return update(sessions).where(*mine).values(seen_at=lease_now()).returning(sessions.c.session_id)
+
+
+def _connection(of: FromClause) -> ColumnElement[str]:
+    return of.c.session_id.concat(cast(of.c.connection, Text()))
 
 
 def delete_gone(tx: Tx) -> None:

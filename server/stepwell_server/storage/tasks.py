@@ -28,7 +28,6 @@ from sqlalchemy import (
     func,
     select,
     true,
-    update,
 )
 from sqlalchemy.types import TypeEngine
 
@@ -111,9 +110,8 @@ def lock(tx: Tx, task_ids: Iterable[int], *, waiting: bool) -> dict[int, Task]:
 
 @cache
 def _lock_sql(product: str, waiting: bool) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", id=BigInteger())
-    statement = select(tasks).join(wanted, tasks.c.id == wanted.c.id).order_by(tasks.c.id)
-    return statement.with_for_update(of=tasks, key_share=True, skip_locked=not waiting)
+    statement = select(tasks).where(_is_wanted(product)).order_by(tasks.c.id)
+    return statement.with_for_update(key_share=True, skip_locked=not waiting)
 
 
 def get(tx: Tx, task_ids: Iterable[int]) -> dict[int, Task]:
@@ -124,8 +122,7 @@ def get(tx: Tx, task_ids: Iterable[int]) -> dict[int, Task]:
 
 @cache
 def _get_sql(product: str) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", id=BigInteger())
-    return select(tasks).join(wanted, tasks.c.id == wanted.c.id)
+    return select(tasks).where(_is_wanted(product))
 
 
 def existing(tx: Tx, task_ids: Iterable[int]) -> set[int]:
@@ -135,8 +132,11 @@ def existing(tx: Tx, task_ids: Iterable[int]) -> set[int]:
 
 @cache
 def _existing_sql(product: str) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", id=BigInteger())
-    return select(tasks.c.id).join(wanted, tasks.c.id == wanted.c.id)
+    return select(tasks.c.id).where(_is_wanted(product))
+
+
+def _is_wanted(product: str) -> ColumnElement[bool]:
+    return dialect.among(product, tasks.c.id, dialect.rows(product, "wanted", id=BigInteger()).c.id)
 
 
 def lock_keys(tx: Tx, keys: Iterable[TaskKey], *, waiting: bool) -> list[Task]:
@@ -147,8 +147,10 @@ def lock_keys(tx: Tx, keys: Iterable[TaskKey], *, waiting: bool) -> list[Task]:
 
 @cache
 def _lock_keys_sql(product: str, waiting: bool) -> Select[Any]:
-    statement = select(tasks).join(*_of_keys(product)).order_by(tasks.c.id)
-    return statement.with_for_update(of=tasks, key_share=True, skip_locked=not waiting)
+    found, mine = _of_keys(product)
+    ids = select(mine.c.id).select_from(found).subquery("ids")
+    statement = select(tasks).where(dialect.among(product, tasks.c.id, ids.c.id)).order_by(tasks.c.id)
+    return statement.with_for_update(key_share=True, skip_locked=not waiting)
 
 
 def existing_keys(tx: Tx, keys: Iterable[TaskKey]) -> set[TaskKey]:
@@ -159,12 +161,19 @@ def existing_keys(tx: Tx, keys: Iterable[TaskKey]) -> set[TaskKey]:
 
 @cache
 def _existing_keys_sql(product: str) -> Select[Any]:
-    return select(*handlers.columns_of(tasks.c), tasks.c.key).select_from(tasks).join(*_of_keys(product))
+    found, mine = _of_keys(product)
+    return select(*handlers.columns_of(mine.c), mine.c.key).select_from(found)
 
 
-def _of_keys(product: str) -> tuple[FromClause, Any]:
+def _of_keys(product: str) -> tuple[FromClause, FromClause]:
     wanted = dialect.rows(product, "wanted", **handlers.COLUMNS, key=Text())
-    return wanted, handlers.same_handler(tasks.c, wanted.c) & (tasks.c.key == wanted.c.key)
+    same = handlers.same_handler(tasks.c, wanted.c) & (tasks.c.key == wanted.c.key)
+    return dialect.look_up(product, wanted, tasks, same)
+
+
+def with_task(product: str, mine: FromClause, joined: FromClause | None = None) -> tuple[FromClause, FromClause]:
+    """Rows, alone or in a join, each with the task of the same number if there is one, and these tasks."""
+    return dialect.look_up(product, mine if joined is None else joined, tasks, tasks.c.id == mine.c.id, outer=True)
 
 
 def held(tx: Tx) -> list[Task]:
@@ -221,7 +230,8 @@ def save(tx: Tx, changed: Iterable[Task]) -> None:
 @cache
 def _save_sql(product: str) -> Any:
     after = dialect.rows(product, "after", id=BigInteger(), **_MUTABLE)
-    return update(tasks).where(tasks.c.id == after.c.id).values({name: after.c[name] for name in _MUTABLE})
+    statement, new = dialect.overwrite(product, tasks, after, "id")
+    return statement.values({name: new[name] for name in _MUTABLE})
 
 
 def remove(tx: Tx, task_ids: Iterable[int]) -> None:
@@ -232,7 +242,7 @@ def remove(tx: Tx, task_ids: Iterable[int]) -> None:
 @cache
 def _remove_sql(product: str) -> Any:
     gone = dialect.rows(product, "gone", id=BigInteger())
-    return delete(tasks).where(tasks.c.id.in_(select(gone.c.id)))
+    return delete(tasks).where(dialect.among(product, tasks.c.id, gone.c.id))
 
 
 # ---- claim
@@ -301,10 +311,10 @@ def _due_sql(product: str) -> Select[Any]:
         partition_by=handlers.columns_of(classes.c), order_by=(due.c.priority, due.c.run_at, due.c.id)
     )
     placed = select(due.c.id, classes.c.credits, place.label("place")).select_from(classes.join(due, true())).subquery()
-    wanted = select(placed.c.id).where(placed.c.place <= placed.c.credits).scalar_subquery()
+    wanted = select(placed.c.id).where(placed.c.place <= placed.c.credits).subquery("wanted")
     return (
         select(tasks)
-        .where(tasks.c.id == func.any(func.array(wanted)), *_is_due(tasks))  # an array, which no plan takes for many
+        .where(dialect.among(product, tasks.c.id, wanted.c.id), *_is_due(tasks))
         .order_by(tasks.c.priority, tasks.c.run_at, tasks.c.id)
         .limit(bindparam("most", type_=Integer()))
         .with_for_update(key_share=True, skip_locked=True)

@@ -8,7 +8,20 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Row, Select, Text, case, func, literal, select, true, update
+from sqlalchemy import (
+    BigInteger,
+    ColumnElement,
+    FromClause,
+    Row,
+    Select,
+    Text,
+    case,
+    func,
+    literal,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.types import TypeEngine
 
 from stepwell_server.domain.payloads import Payload
@@ -35,7 +48,7 @@ from stepwell_server.storage.payloads import (
     trace_from,
     trace_to_text,
 )
-from stepwell_server.storage.schema import tasks, workflow_instances, workflow_labels
+from stepwell_server.storage.schema import workflow_instances, workflow_labels
 
 _STARTED = [workflow_instances.c[name] for name in ("id", "params", "created_at", "trace")]
 _KEY: dict[str, TypeEngine[Any]] = {"namespace": Text(), "workflow": Text(), "instance_id": Text()}
@@ -133,11 +146,8 @@ def copy_status(tx: Tx, statuses: Mapping[int, InstanceStatus], at: Micros) -> N
 @cache
 def _copy_sql(product: str) -> Any:
     after = dialect.rows(product, "after", id=BigInteger(), status=Text(), at=BigInteger())
-    return (
-        update(workflow_instances)
-        .where(workflow_instances.c.id == after.c.id)
-        .values(status=after.c.status, updated_at=after.c.at)
-    )
+    statement, new = dialect.overwrite(product, workflow_instances, after, "id")
+    return statement.values(status=new.status, updated_at=new.at)
 
 
 def start(tx: Tx, ids: Iterable[int], at: Micros) -> dict[int, Started]:
@@ -150,16 +160,10 @@ def start(tx: Tx, ids: Iterable[int], at: Micros) -> dict[int, Started]:
 @cache
 def _start_sql(product: str) -> Any:
     after = dialect.rows(product, "after", id=BigInteger(), at=BigInteger())
-    return (
-        update(workflow_instances)
-        .where(workflow_instances.c.id == after.c.id)
-        .values(
-            status=InstanceStatus.RUNNING,
-            updated_at=after.c.at,
-            started_at=func.coalesce(workflow_instances.c.started_at, after.c.at),
-        )
-        .returning(*_STARTED)
-    )
+    statement, new = dialect.overwrite(product, workflow_instances, after, "id")
+    started_at = func.coalesce(workflow_instances.c.started_at, new.at)
+    started = statement.values(status=InstanceStatus.RUNNING, updated_at=new.at, started_at=started_at)
+    return started.returning(*_STARTED)
 
 
 def known(tx: Tx, ids: Iterable[int]) -> dict[int, Started]:
@@ -170,8 +174,7 @@ def known(tx: Tx, ids: Iterable[int]) -> dict[int, Started]:
 
 @cache
 def _known_sql(product: str) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", id=BigInteger())
-    return select(*_STARTED).join(wanted, workflow_instances.c.id == wanted.c.id)
+    return select(*_STARTED).where(_is_wanted(product))
 
 
 def _started(row: Row[Any]) -> Started:
@@ -189,13 +192,9 @@ def _end_sql(product: str) -> Any:
     names = ("status", "output", *FAILURE, "revision", "ended_fence")
     types = {name: workflow_instances.c[name].type for name in names}
     after = dialect.rows(product, "after", id=BigInteger(), at=BigInteger(), **types)
-    same = {name: after.c[name] for name in names}
-    return (
-        update(workflow_instances)
-        .where(workflow_instances.c.id == after.c.id)
-        .values(**same, ended_at=after.c.at, updated_at=after.c.at)
-        .returning(*workflow_instances.columns, literal(None).label("run_at"))
-    )
+    statement, new = dialect.overwrite(product, workflow_instances, after, "id")
+    ended = statement.values(**{name: new[name] for name in names}, ended_at=new.at, updated_at=new.at)
+    return ended.returning(*workflow_instances.columns, literal(None).label("run_at"))
 
 
 def restart(tx: Tx, instance: Instance, at: Micros, fence: int) -> None:
@@ -231,8 +230,7 @@ def find(tx: Tx, births: Iterable[Birth]) -> list[Found]:
 @cache
 def _same_key_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **_KEY, request_id=Text())
-    same = _same_key(wanted.c)
-    return _with_task().where(*same).add_columns(*_REQUEST).select_from(_JOINED.join(wanted, true()))
+    return _found_sql(product, wanted, *_same_key(wanted.c))
 
 
 @cache
@@ -242,14 +240,23 @@ def _same_request_sql(product: str) -> Select[Any]:
         workflow_instances.c.request_id == wanted.c.request_id,
         dialect.unindexed(workflow_instances.c.namespace) == wanted.c.namespace,
     ]
-    given = workflow_instances.c.request_id.is_not(None)
-    return _with_task().where(*same, given).add_columns(*_REQUEST).select_from(_JOINED.join(wanted, true()))
+    return _found_sql(product, wanted, *same, workflow_instances.c.request_id.is_not(None))
+
+
+def _found_sql(product: str, wanted: FromClause, *same: Any) -> Select[Any]:
+    joined, mine = dialect.look_up(product, wanted, workflow_instances, *same)
+    return with_task(product, mine, joined).add_columns(mine.c.request_id, mine.c.request_hash)
 
 
 def get(tx: Tx, key: InstanceKey) -> Instance | None:
     """The instance as it is now. None: there is none."""
-    row = tx.execute(_with_task().where(*_same_key(key)).select_from(_JOINED)).first()
+    row = tx.execute(_any_sql(dialect.product(tx)).where(*_same_key(key))).first()
     return None if row is None else from_row(row)
+
+
+@cache
+def _any_sql(product: str) -> Select[Any]:
+    return with_task(product, workflow_instances)
 
 
 def get_many(tx: Tx, ids: Iterable[int]) -> dict[int, Instance]:
@@ -260,8 +267,11 @@ def get_many(tx: Tx, ids: Iterable[int]) -> dict[int, Instance]:
 
 @cache
 def _many_sql(product: str) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", id=BigInteger())
-    return _with_task().where(workflow_instances.c.id == wanted.c.id).select_from(_JOINED.join(wanted, true()))
+    return with_task(product, workflow_instances).where(_is_wanted(product))
+
+
+def _is_wanted(product: str) -> ColumnElement[bool]:
+    return dialect.among(product, workflow_instances.c.id, dialect.rows(product, "wanted", id=BigInteger()).c.id)
 
 
 def get_keys(tx: Tx, keys: Iterable[InstanceKey]) -> list[Instance]:
@@ -273,8 +283,8 @@ def get_keys(tx: Tx, keys: Iterable[InstanceKey]) -> list[Instance]:
 @cache
 def _keys_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **_KEY)
-    same = _same_key(wanted.c)
-    return with_task(payloads=False).where(*same).select_from(_JOINED.join(wanted, true()))
+    joined, mine = dialect.look_up(product, wanted, workflow_instances, *_same_key(wanted.c))
+    return with_task(product, mine, joined, payloads=False)
 
 
 def heads(tx: Tx, ids: Iterable[int]) -> dict[int, Head]:
@@ -285,8 +295,9 @@ def heads(tx: Tx, ids: Iterable[int]) -> dict[int, Head]:
 
 @cache
 def _heads_sql(product: str) -> Select[Any]:
-    revision = func.coalesce(tasks.c.revision, workflow_instances.c.revision).label("revision")
-    return _of_numbers(product, workflow_instances.c.id, revision, workflow_instances.c.status)
+    joined, task = task_store.with_task(product, workflow_instances)
+    columns = [workflow_instances.c.id, _revision(workflow_instances, task), workflow_instances.c.status]
+    return select(*columns).select_from(joined).where(_is_wanted(product))
 
 
 def sizes(tx: Tx, ids: Iterable[int]) -> dict[int, int]:
@@ -297,13 +308,8 @@ def sizes(tx: Tx, ids: Iterable[int]) -> dict[int, int]:
 
 @cache
 def _sizes_sql(product: str) -> Select[Any]:
-    return _of_numbers(product, workflow_instances.c.id, instance_octets(product, payloads=True))
-
-
-def _of_numbers(product: str, *columns: Any) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", id=BigInteger())
-    of_wanted = workflow_instances.c.id == wanted.c.id
-    return select(*columns).where(of_wanted).select_from(_JOINED.join(wanted, true()))
+    size = instance_octets(product, workflow_instances, payloads=True)
+    return select(workflow_instances.c.id, size).where(_is_wanted(product))
 
 
 def lock(tx: Tx, key: InstanceKey) -> tuple[Instance, Task | None] | None:
@@ -332,40 +338,36 @@ def fates(tx: Tx, ids: Iterable[int]) -> dict[int, Fate]:
 
 @cache
 def _fates_sql(product: str) -> Select[Any]:
-    wanted = dialect.rows(product, "wanted", id=BigInteger())
     columns = [workflow_instances.c[name] for name in ("id", "namespace", "status", "first_fence", "ended_fence")]
-    return (
-        select(*columns)
-        .where(workflow_instances.c.id == wanted.c.id)
-        .select_from(workflow_instances.join(wanted, true()))
-    )
+    return select(*columns).where(_is_wanted(product))
 
 
 # ---- rows
 
-_JOINED = workflow_instances.outerjoin(tasks, tasks.c.id == workflow_instances.c.id)
-_REQUEST = [workflow_instances.c.request_id, workflow_instances.c.request_hash]
 
+def with_task(
+    product: str, mine: FromClause, joined: FromClause | None = None, *, payloads: bool = True
+) -> Select[Any]:
+    """Instances with what their tasks say; without their payloads if those are not wanted.
 
-def with_task(*, payloads: bool = True) -> Select[Any]:
-    """What to select of instances joined with their tasks; without their payloads if those are not wanted."""
+    They are selected of `mine`, which may be part of a join.
+    """
     left_out = {"request_id", "request_hash", "first_fence", "ended_fence", "revision"}
     left_out |= set() if payloads else {"params", "output", "trace"}
-    columns = [column for column in workflow_instances.columns if column.name not in left_out]
-    waits = case((tasks.c.status == TaskStatus.PENDING, tasks.c.run_at), else_=None)
-    revision = func.coalesce(tasks.c.revision, workflow_instances.c.revision).label("revision")
-    return select(*columns, revision, waits.label("run_at"))
+    columns = [column for column in mine.c if column.name not in left_out]
+    whole, task = task_store.with_task(product, mine, joined)
+    waits = case((task.c.status == TaskStatus.PENDING, task.c.run_at), else_=None)
+    return select(*columns, _revision(mine, task), waits.label("run_at")).select_from(whole)
 
 
-def instance_octets(product: str, *, payloads: bool) -> Any:
+def instance_octets(product: str, mine: FromClause, *, payloads: bool) -> Any:
     """How many bytes an instance brings that users have made; without its payloads if those are not wanted."""
     brought = ("labels", "error_message", "error_details", "trace", *(("params", "output") if payloads else ()))
-    return dialect.octets(product, [workflow_instances.c[name] for name in brought])
+    return dialect.octets(product, [mine.c[name] for name in brought])
 
 
-@cache
-def _with_task() -> Select[Any]:
-    return with_task()
+def _revision(mine: FromClause, task: FromClause) -> ColumnElement[int]:
+    return func.coalesce(task.c.revision, mine.c.revision).label("revision")
 
 
 def _same_key(other: Any) -> list[Any]:

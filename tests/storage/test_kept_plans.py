@@ -1,0 +1,103 @@
+"""Plans that PostgreSQL keeps: one made while next to nothing was stored still serves a hundred thousand rows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import pytest
+from sqlalchemy import make_url, text
+
+from stepwell_server.app import open_database
+from stepwell_server.domain.tasks import Registration
+from stepwell_server.storage import handlers, migrate
+from stepwell_server.storage.database import Database, Tx
+from tests.support.plans import Plan, explain_prepared, nodes, statements
+from tests.support.postgres import PostgresServer
+from tests.support.storage_calls import CALLS, NOTE, ORDER, crowd, functions
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
+
+CROWD = 100_000
+MOST_ROWS = 1000
+"""That a statement may look at which asks for a few."""
+FILLED = ("tasks", "workflow_instances", "workflow_labels", "workflow_steps", "workflow_events", "hooks", "requests")
+
+
+def test_every_function_of_the_floor_is_planned() -> None:
+    assert {one.__qualname__ for one in functions() if one not in CALLS} == set()
+    assert {one.__qualname__ for one in CALLS if one not in [*functions()]} == set()
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["unknown", "analyzed"])
+@pytest.mark.parametrize("rows", [0, 1, 3, 10])
+async def test_a_plan_made_of_next_to_nothing_serves_a_hundred_thousand(
+    postgres: PostgresServer, rows: int, analyzed: bool
+) -> None:
+    async with at_rest(postgres.create_database(), rows, analyzed=analyzed) as db:
+        made = await db.run_tx(lambda tx: {one for call in CALLS.values() for one, _ in asked(tx, call)})
+        await db.run_unhurried(lambda tx: crowd(tx, rows + 1, CROWD))
+        walks = await db.run_tx(lambda tx: [walk for call in CALLS.values() for walk in walks_of(tx, call, made)])
+
+    assert walks == []
+
+
+@asynccontextmanager
+async def at_rest(url: str, rows: int, *, analyzed: bool) -> AsyncIterator[Database]:
+    """A database with next to nothing in it, which one connection asks that keeps all its plans."""
+    db = open_database(make_url(url).update_query_dict({"prepared_statement_cache_size": "1000"}))
+
+    def prepare(tx: Tx) -> None:
+        migrate.upgrade(tx, virtual_clock=False)
+        handlers.register(tx, map(Registration, [ORDER, NOTE]))
+        crowd(tx, 1, rows)
+        for table in FILLED:  # nobody looks at how much there is later
+            tx.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))
+        if analyzed:
+            tx.execute(text("ANALYZE"))
+
+    try:
+        await db.run_unhurried(prepare)
+        await db.run_tx(lambda tx: tx.execute(text("SET plan_cache_mode = force_generic_plan")))
+        yield db
+    finally:
+        await db.close()
+
+
+def walks_of(tx: Tx, call: Callable[[Tx], object], made: set[str]) -> list[str]:
+    """Those statements of a call that look at more rows than they may, or whose plan was not kept."""
+    tx.execute(text("SET LOCAL statement_timeout = 0"))
+    found = []
+    for statement, parameters in asked(tx, call):
+        plan = undone(tx, lambda tx, given=parameters, of=statement: explain_prepared(tx, of, given))
+        if statement not in made or rows_met(plan) > MOST_ROWS:
+            found.append(f"{rows_met(plan)} rows: {statement}")
+    return found
+
+
+def rows_met(plan: Plan) -> float:
+    """How many rows the parts of a plan look at, taken or not."""
+    return sum(_rows(node) * node["Actual Loops"] for node in nodes(plan))
+
+
+def _rows(node: Plan) -> float:
+    removed = sum(count for name, count in node.items() if name.startswith("Rows Removed by"))
+    return float(removed + (node["Actual Rows"] if "Scan" in node["Node Type"] else 0))
+
+
+def asked(tx: Tx, call: Callable[[Tx], object]) -> list[tuple[str, tuple[object, ...]]]:
+    """What a call asks the database, about tables. What it changes is undone."""
+    seen = undone(tx, lambda tx: statements(tx, call))
+    return [(statement, given) for statement, given in seen if " FROM " in statement or " INTO " in statement]
+
+
+T = TypeVar("T")
+
+
+def undone(tx: Tx, work: Callable[[Tx], T]) -> T:
+    """Run the function, and take back what it changed."""
+    with tx.begin_nested() as savepoint:
+        result = work(tx)
+        savepoint.rollback()
+    return result
