@@ -14,14 +14,13 @@ from stepwell_server.domain.frames import Suspend
 from stepwell_server.domain.leases import Held, LeaseTimes
 from stepwell_server.domain.tasks import Handler, TaskKind, TaskStatus
 from stepwell_server.domain.times import SECOND
-from stepwell_server.engine import dispatch
+from stepwell_server.engine import claims, dispatch
 from stepwell_server.engine.claims import Claimed
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Delivery, Dispatcher, Place
 from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.tasks import Claim
 from stepwell_server.storage import runs as run_store
-from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Fault
 from stepwell_server.storage.runs import RunRef
 from tests.support.faults import FaultyBackend, Rates
@@ -292,8 +291,8 @@ async def test_work_that_becomes_due_does_not_wait_for_work_that_nobody_gets(
     spine: Spine, monkeypatch: pytest.MonkeyPatch, long_pauses: None
 ) -> None:
     """Rule 14: somebody has locked what is due, and a claim that got nothing is not made again for a while."""
-    lock_due = store.lock_due
-    monkeypatch.setattr(store, "lock_due", lambda *asked: [one for one in lock_due(*asked) if one.handler != STUCK])
+    lock_due = claims.lock_due
+    monkeypatch.setattr(claims, "lock_due", lambda *asked: [one for one in lock_due(*asked) if one.handler != STUCK])
     await spine.register(STUCK)
     dispatcher, place = dispatcher_of(spine)
     await spine.schedule(handler=STUCK)

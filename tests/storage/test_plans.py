@@ -20,6 +20,7 @@ from stepwell_server.engine import claims
 from stepwell_server.engine.claims import Seat
 from stepwell_server.storage import handlers, leases, migrate
 from stepwell_server.storage import tasks as store
+from stepwell_server.storage.claims import STICKY
 from stepwell_server.storage.database import Database, Tx
 from tests.support.postgres import PostgresServer
 from tests.support.spine import ANNA, ORDER
@@ -33,7 +34,7 @@ BACKLOG = 50_000
 CREDITS = 16
 MOST_PAGES = 100
 FAR_FUTURE = 2**60
-PATIENCE = store.STICKY
+PATIENCE = STICKY
 NOBODY_SERVES = [Handler("default", TaskKind.WORKFLOW, f"unserved{number}") for number in range(20)]
 
 Plan: TypeAlias = dict[str, Any]

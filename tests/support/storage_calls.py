@@ -30,6 +30,7 @@ from stepwell_server.domain.workflows import (
     StepType,
 )
 from stepwell_server.storage import (
+    claims,
     clock,
     dialect,
     handlers,
@@ -45,12 +46,12 @@ from stepwell_server.storage import (
     tasks,
     workflows,
 )
+from stepwell_server.storage.claims import Served
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.hooks import HookBirth, HookEnd
 from stepwell_server.storage.requests import RequestKey
 from stepwell_server.storage.runs import RunRef, SentEvent, Wanted
 from stepwell_server.storage.sessions import Session
-from stepwell_server.storage.tasks import Served
 from stepwell_server.storage.workflows import Birth, End
 
 Call: TypeAlias = Callable[[Tx], object]
@@ -94,7 +95,7 @@ CALLS: dict[Callable[..., Any], Call] = {
     handlers.is_registered: lambda tx: handlers.is_registered(tx, ORDER),
     handlers.limit: lambda tx: handlers.limit(tx, NOTE, concurrency=5),
     handlers.list_registered: lambda tx: handlers.list_registered(tx, "default", TaskKind.WORKFLOW, 10, None),
-    handlers.lock_limited: lambda tx: handlers.lock_limited(tx, [ORDER, NOTE]),
+    handlers.lock: lambda tx: handlers.lock(tx, [ORDER, NOTE]),
     handlers.next_wakes: lambda tx: [handlers.next_wakes(tx), handlers.next_wakes(tx, [ORDER, NOTE])],
     handlers.next_wakes_in: lambda tx: handlers.next_wakes_in(tx, "default"),
     handlers.note: lambda tx: handlers.note(tx, [ORDER, NOTE]),
@@ -169,7 +170,7 @@ CALLS: dict[Callable[..., Any], Call] = {
     tasks.held: tasks.held,
     tasks.insert: lambda tx: tasks.insert(tx, [NewTask(ORDER, "i1"), NewTask(ORDER, "fresh")], tasks.stamp(tx)),
     tasks.lock: lambda tx: [tasks.lock(tx, IDS, waiting=waiting) for waiting in (False, True)],
-    tasks.lock_due: lambda tx: tasks.lock_due(tx, [Served(ORDER, FEW), Served(NOTE, FEW)], FEW, ["s1"], 1),
+    claims.lock_due: lambda tx: claims.lock_due(tx, [Served(ORDER, FEW), Served(NOTE, FEW)], FEW, ["s1"], 1),
     tasks.lock_held: lambda tx: tasks.lock_held(tx, "s1"),
     tasks.lock_keys: lambda tx: [
         tasks.lock_keys(tx, [(ORDER, "i1"), (ORDER, "i2")], waiting=one) for one in (False, True)

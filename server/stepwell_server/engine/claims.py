@@ -17,9 +17,10 @@ from stepwell_server.engine import jobs
 from stepwell_server.engine.runs import Reads, RunBook, changed_statuses, ref
 from stepwell_server.storage import dialect, handlers, workflows
 from stepwell_server.storage import tasks as store
+from stepwell_server.storage.claims import Served, lock_due
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.handlers import HandlerWake
-from stepwell_server.storage.tasks import Served, Stamp
+from stepwell_server.storage.tasks import Stamp
 from stepwell_server.storage.workflows import Started
 
 
@@ -71,7 +72,7 @@ def claim(tx: Tx, seats: Sequence[Seat], rules: RunRules, patience: Micros, most
     asked = _asked(seats)
     room = sum(seat.credits for seat in seats)
     sessions = [seat.owner.session_id for seat in seats]
-    due = store.lock_due(tx, asked, room if most is None else min(room, most), sessions, patience)
+    due = lock_due(tx, asked, room if most is None else min(room, most), sessions, patience)
     at = store.stamp(tx)
     assigned = _assign(due, seats)
     handed = _hand_out(tx, assigned, rules, at) if assigned else ()

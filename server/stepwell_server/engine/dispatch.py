@@ -29,9 +29,9 @@ from stepwell_server.engine.runs import ref
 from stepwell_server.engine.tasks import Answer, Claim, GiveBack
 from stepwell_server.engine.wakes import WakeBus
 from stepwell_server.storage import runs as run_store
+from stepwell_server.storage.claims import STICKY
 from stepwell_server.storage.database import TxOptions
 from stepwell_server.storage.runs import RunRef
-from stepwell_server.storage.tasks import STICKY
 
 SHORTEST_PAUSE = 0.025
 """Seconds after a claim that got nothing although something was due; doubled each time, until something changes."""

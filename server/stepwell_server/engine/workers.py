@@ -45,11 +45,11 @@ from stepwell_server.engine.waits import Waits
 from stepwell_server.storage import handlers, hooks, namespaces, requests, sessions, workflows
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage import tasks as store
+from stepwell_server.storage.claims import STICKY
 from stepwell_server.storage.database import READ, Tx
 from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.requests import RequestKey
 from stepwell_server.storage.sessions import Session
-from stepwell_server.storage.tasks import STICKY
 
 PROTOCOL = (1, 1)
 """Lowest and highest version of the worker protocol that is spoken."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import FromClause, Row, Select, Text, and_, case, func, literal, select, true, update
+from sqlalchemy import FromClause, Row, Select, Text, and_, case, func, literal, not_, select, true, update
 from sqlalchemy.types import TypeEngine
 
 from stepwell_server.domain.tasks import Handler, Registration, TaskKind, TaskStatus
@@ -102,22 +102,29 @@ def list_registered(tx: Tx, namespace: str, kind: TaskKind, limit: int, after: P
 # ---- limits
 
 
-def lock_limited(tx: Tx, asked: Iterable[Handler]) -> dict[Handler, int]:
-    """Limits of those handlers that have one, 0 for those that are paused or being claimed by another replica."""
-    product, wanted = dialect.product(tx), {"wanted": as_rows(asked)}
-    limits = {from_row(row): 0 for row in tx.execute(_limited_sql(product, locking=False), wanted)}
-    if limits:
-        for row in tx.execute(_limited_sql(product, locking=True), wanted):
-            limits[from_row(row)] = 0 if row.is_paused else row.concurrency
+def lock(tx: Tx, asked: Iterable[Handler]) -> dict[Handler, int | None]:
+    """Limits of those handlers that tasks may be claimed of until the transaction ends; None: it has no limit.
+
+    Handlers without a limit are shared by all that claim, and one with a limit is one claim's at a time. Those that are
+    paused, being changed, or another claim's are left out: whoever changes one waits for claims that are under way.
+    """
+    product, unsure = dialect.product(tx), set(asked)
+    limits: dict[Handler, int | None] = {}
+    for limited in (False, True):
+        if unsure:
+            found = tx.execute(_lock_sql(product, limited), {"wanted": as_rows(unsure)})
+            limits |= {from_row(row): row.concurrency for row in found}
+            unsure -= limits.keys()
     return limits
 
 
 @cache
-def _limited_sql(product: str, locking: bool) -> Select[Any]:
+def _lock_sql(product: str, limited: bool) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **COLUMNS)
-    is_limited = handlers.c.is_paused | handlers.c.concurrency.is_not(None)
-    lock = {"key_share": True, "skip_locked": True} if locking else None
-    joined, mine = dialect.look_up(product, wanted, handlers, same_handler(handlers.c, wanted.c), is_limited, lock=lock)
+    is_limited = handlers.c.concurrency.is_not(None) if limited else handlers.c.concurrency.is_(None)
+    same = [same_handler(handlers.c, wanted.c), is_limited, not_(handlers.c.is_paused)]
+    lock = {"skip_locked": True} | ({"key_share": True} if limited else {"read": True})
+    joined, mine = dialect.look_up(product, wanted, handlers, *same, lock=lock)
     return select(mine).select_from(joined)
 
 

@@ -1,4 +1,4 @@
-"""Rows of tasks: lock them, write them, claim them.
+"""Rows of tasks: lock them, write them.
 
 Statements take and return batches. The order inside a transaction is always: lock, stamp, read, write, each a later
 statement, because under READ COMMITTED a statement that waited for a lock still sees the rest as it was before.
@@ -23,9 +23,7 @@ from sqlalchemy import (
     Select,
     Text,
     and_,
-    bindparam,
     delete,
-    func,
     select,
     true,
 )
@@ -38,10 +36,6 @@ from stepwell_server.storage import dialect, handlers
 from stepwell_server.storage.clock import db_now, lease_now
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.schema import tasks
-
-PRIORITIES = range(10)
-STICKY: Micros = 20_000
-"""How much longer than its time a run stays with the worker that has it in memory, before others may take it."""
 
 TaskKey: TypeAlias = tuple[Handler, str]
 """What a task is about: its handler, and the key that has at most one task."""
@@ -78,21 +72,6 @@ class Stamp:
 
     now: Micros
     lease_now: Micros
-
-
-@dataclass(frozen=True, slots=True)
-class Served:
-    """A handler that somebody can serve now, and how many of its tasks."""
-
-    handler: Handler
-    credits: int
-    is_limited: bool = False
-    """Nobody else claims of it meanwhile."""
-
-    @property
-    def sought(self) -> int:
-        """How many to look at: more than are wanted, as others may be claiming the oldest."""
-        return self.credits if self.is_limited else 2 * self.credits
 
 
 # ---- lock, stamp
@@ -243,105 +222,6 @@ def remove(tx: Tx, task_ids: Iterable[int]) -> None:
 def _remove_sql(product: str) -> Any:
     gone = dialect.rows(product, "gone", id=BigInteger())
     return delete(tasks).where(dialect.among(product, tasks.c.id, gone.c.id))
-
-
-# ---- claim
-
-
-def lock_due(
-    tx: Tx, served: Sequence[Served], most: int, sessions: Iterable[str] = (), patience: Micros = 0
-) -> list[Task]:
-    """Lock so many due tasks: the most urgent first, within that the oldest, of no handler more than its credit.
-
-    A handler that is paused gives nothing; one with a limit gives what is free, counted under its lock. What another
-    session than these keeps in memory is left to it for as long as the patience lasts.
-    """
-    allowed = _allowed(tx, served)
-    if not allowed:
-        return []
-    due = [from_row(row) for row in _lock_due(tx, allowed, most, sessions, patience)]
-    due.sort(key=lambda task: (task.priority, task.run_at, task.id))
-    chosen: list[Task] = []
-    left = {one.handler: one.credits for one in allowed}
-    for task in due:
-        if left[task.handler] > 0:
-            left[task.handler] -= 1
-            chosen.append(task)
-    return chosen[:most]
-
-
-def _allowed(tx: Tx, served: Sequence[Served]) -> list[Served]:
-    """What may be claimed of each handler now. Limited handlers stay locked until the transaction ends."""
-    asked = {one.handler: one.credits for one in served if one.credits > 0}
-    limits = handlers.lock_limited(tx, asked)
-    running = handlers.count_held(tx, [handler for handler, limit in limits.items() if limit])
-    allowed = []
-    for handler, credits in asked.items():
-        free = credits if handler not in limits else min(credits, limits[handler] - running.get(handler, 0))
-        if free > 0:
-            allowed.append(Served(handler, free, is_limited=handler in limits))
-    return allowed
-
-
-def _lock_due(
-    tx: Tx, allowed: Sequence[Served], most: int, sessions: Iterable[str], patience: Micros
-) -> Sequence[Row[Any]]:
-    """Lock due tasks, looked up per (handler, priority): neither a million sleepers nor names nobody serves are met."""
-    classes = dialect.as_rows(
-        handlers.as_row(one.handler) | {"priority": priority, "credits": one.sought}
-        for one in allowed
-        for priority in PRIORITIES
-    )
-    longest = max(one.sought for one in allowed)
-    mine = dialect.as_rows({"session_id": one} for one in sessions)
-    given = {"classes": classes, "longest": longest, "most": most, "mine": mine, "patience": patience}
-    return tx.execute(_due_sql(dialect.product(tx)), given).all()
-
-
-@cache
-def _due_sql(product: str) -> Select[Any]:
-    """Lock no more than is wanted: what a claim locks and leaves others pass over, and take what is newer."""
-    classes = dialect.rows(product, "classes", **handlers.COLUMNS, priority=Integer(), credits=Integer())
-    found = _due_of(product, classes)
-    if product != "postgresql":
-        ids = found.with_only_columns(found.selected_columns.id).correlate(classes)
-        return select(tasks).select_from(classes.join(tasks, tasks.c.id.in_(ids)))
-    due = found.lateral("due_of_class")
-    place = func.row_number().over(
-        partition_by=handlers.columns_of(classes.c), order_by=(due.c.priority, due.c.run_at, due.c.id)
-    )
-    placed = select(due.c.id, classes.c.credits, place.label("place")).select_from(classes.join(due, true())).subquery()
-    wanted = select(placed.c.id).where(placed.c.place <= placed.c.credits).subquery("wanted")
-    return (
-        select(tasks)
-        .where(dialect.among(product, tasks.c.id, wanted.c.id), *_is_due(tasks))
-        .order_by(tasks.c.priority, tasks.c.run_at, tasks.c.id)
-        .limit(bindparam("most", type_=Integer()))
-        .with_for_update(key_share=True, skip_locked=True)
-    )
-
-
-def _due_of(product: str, classes: FromClause) -> Select[Any]:
-    """The oldest due tasks of a (handler, priority)."""
-    mine = dialect.rows(product, "mine", session_id=Text())
-    inner = tasks.alias("due")
-    sticky = inner.c.sticky_session
-    free = sticky.is_(None) | (inner.c.run_at <= db_now() - bindparam("patience", type_=BigInteger()))
-    return (
-        select(inner.c.id, inner.c.priority, inner.c.run_at)
-        .where(
-            handlers.same_handler(inner.c, classes.c),
-            inner.c.priority == classes.c.priority,
-            *_is_due(inner),
-            free | sticky.in_(select(mine.c.session_id)),
-        )
-        .order_by(inner.c.run_at, inner.c.id)
-        .limit(bindparam("longest", type_=Integer()))
-    )
-
-
-def _is_due(table: FromClause) -> tuple[ColumnElement[bool], ...]:
-    return table.c.status == handlers.in_status(TaskStatus.PENDING), table.c.run_at <= db_now()
 
 
 # ---- rows
