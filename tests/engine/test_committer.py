@@ -291,6 +291,45 @@ async def test_two_replicas_claim_a_limited_handler_without_passing_its_limit(sp
     assert len(await here.rows()) < 60
 
 
+async def test_a_pause_is_acknowledged_when_every_claim_before_it_has_ended(
+    spines: tuple[Spine, Spine], postgres: PostgresServer, postgres_url: str
+) -> None:
+    """Else a claim that has seen the handler before the pause would hand out its tasks after it."""
+    here, there = spines
+    seats = [Seat(ANNA, frozenset([ORDER]), 1)]
+
+    async with under_way(there.db, lambda tx: claims.claim(tx, seats, RunRules(), patience=0)):
+        pausing = asyncio.create_task(
+            here.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=None, is_paused=True))
+        )
+        await postgres.wait_for_waiters(postgres_url, 1)
+        assert not pausing.done()
+    await pausing
+
+    await here.schedule()
+    assert await there.claim() == []
+
+
+async def test_a_claim_does_not_wait_for_a_pause_that_is_under_way_and_gets_nothing(
+    spines: tuple[Spine, Spine],
+) -> None:
+    here, there = spines
+    await here.schedule()
+
+    async with under_way(there.db, lambda tx: handlers.limit(tx, ORDER, concurrency=None, is_paused=True)):
+        claimed = await here.claim()
+
+    assert claimed == []
+
+
+async def test_a_worker_that_says_hello_again_does_not_wait_for_claims(spines: tuple[Spine, Spine]) -> None:
+    here, there = spines
+    seats = [Seat(ANNA, frozenset([ORDER]), 1)]
+
+    async with under_way(there.db, lambda tx: claims.claim(tx, seats, RunRules(), patience=0)), asyncio.timeout(0.9):
+        await here.register(ORDER)
+
+
 async def test_four_replicas_worth_of_claims_hand_out_each_task_once(spines: tuple[Spine, Spine]) -> None:
     here, there = spines
     for number in range(100):

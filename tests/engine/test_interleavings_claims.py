@@ -12,16 +12,17 @@ from stepwell_server.domain.dispatchers import ProcessOrder, WakeFilter
 from stepwell_server.domain.errors import DatabaseSlow, DatabaseUnavailable
 from stepwell_server.domain.frames import Suspend
 from stepwell_server.domain.leases import Held, LeaseTimes
-from stepwell_server.domain.tasks import Handler, TaskKind, TaskStatus
+from stepwell_server.domain.tasks import Handler, Task, TaskKind, TaskStatus
 from stepwell_server.domain.times import SECOND
 from stepwell_server.engine import claims, dispatch
-from stepwell_server.engine.claims import Claimed
+from stepwell_server.engine.claims import MOST_ASKED, Claimed
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.dispatch import Delivery, Dispatcher, Place
 from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.tasks import Claim
 from stepwell_server.storage import runs as run_store
-from stepwell_server.storage.database import Fault
+from stepwell_server.storage.claims import Served
+from stepwell_server.storage.database import Fault, Tx
 from stepwell_server.storage.runs import RunRef
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.runs import ANNA, BEN, ORDER, Engine, background, done, held_before_commit, replicas_on, taken, until
@@ -277,10 +278,10 @@ def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dispatch, "SHORTEST_PAUSE", 60.0)
 
 
-def dispatcher_of(spine: Spine) -> tuple[Dispatcher, Place]:
+def dispatcher_of(spine: Spine, *more: Handler) -> tuple[Dispatcher, Place]:
     """A dispatcher by the real clock, and the place of a worker that hosts all of the names here."""
     engine = spine.engine()
-    place = Place(ANNA, frozenset([ORDER, STUCK]), lambda deliveries: None, lambda held, news: None)
+    place = Place(ANNA, frozenset([ORDER, STUCK, *more]), lambda deliveries: None, lambda held, news: None)
     dispatcher = Dispatcher(spine.committer, engine.bus, embedded=True)
     dispatcher.enter(place)
     dispatcher.grant(place, 2)
@@ -300,6 +301,29 @@ async def test_work_that_becomes_due_does_not_wait_for_work_that_nobody_gets(
 
     async with background(dispatcher.run()):
         await until(lambda: place.held)
+
+
+async def test_where_many_handlers_are_due_a_claim_asks_for_some_and_none_is_forgotten(
+    spine: Spine, monkeypatch: pytest.MonkeyPatch, long_pauses: None
+) -> None:
+    many = [Handler("default", TaskKind.WORKFLOW, f"name{number}") for number in range(3 * MOST_ASKED)]
+    nothing = frozenset(many[: 2 * MOST_ASKED])
+    lock_due, asked = claims.lock_due, list[int]()
+
+    def note(tx: Tx, served: Sequence[Served], *rest: Any) -> list[Task]:
+        asked.append(len(served))
+        return [one for one in lock_due(tx, served, *rest) if one.handler not in nothing]
+
+    monkeypatch.setattr(claims, "lock_due", note)
+    await spine.register(*many)
+    dispatcher, place = dispatcher_of(spine, *many)
+    await asyncio.gather(*(spine.schedule(handler=handler) for handler in many))
+    dispatcher.grant(place, len(many))
+
+    async with background(dispatcher.run()):
+        await until(lambda: len(place.held) == MOST_ASKED)
+
+    assert max(asked) <= MOST_ASKED
 
 
 async def test_a_time_that_comes_while_a_claim_is_under_way_is_not_slept_through(

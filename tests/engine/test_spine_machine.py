@@ -23,7 +23,16 @@ from sqlalchemy import Row, delete, make_url, select
 
 from stepwell_server.app import open_database
 from stepwell_server.domain.leases import Held, LeaseTimes, Owner
-from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskStatus, Verdict
+from stepwell_server.domain.tasks import (
+    BEGUN_PRIORITY,
+    Handler,
+    NewTask,
+    Reason,
+    Registration,
+    Task,
+    TaskStatus,
+    Verdict,
+)
 from stepwell_server.domain.times import HOUR, MINUTE
 from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.claims import Claimed, Seat
@@ -223,11 +232,15 @@ class SpineMachine(stateful.RuleBasedStateMachine):
         def urgency(one: Ticket) -> tuple[int, int, int]:
             return one.priority, self.seen.rows[one.id].run_at, one.id
 
-        expected: list[Ticket] = []
+        def turn(place: int, one: Ticket) -> tuple[bool, int, int, int]:
+            """What has begun, then one of each handler."""
+            return one.priority > BEGUN_PRIORITY, place, self.seen.rows[one.id].run_at, one.id
+
+        turns: list[tuple[tuple[bool, int, int, int], Ticket]] = []
         for handler in hosted:
             due, free = self.model.claimable(handler, credits)
-            expected += sorted(due, key=urgency)[:free]
-        expected = sorted(expected, key=urgency)[:credits]
+            turns += [(turn(place, one), one) for place, one in enumerate(sorted(due, key=urgency)[:free])]
+        expected = [one for _, one in sorted(turns, key=lambda turned: turned[0])][:credits]
         claimed: Claimed = self.world.submit([calls.Claim([Seat(owner, frozenset(hosted), credits)])])[0]
 
         assert [one.task.id for one in claimed.handed] == [one.id for one in expected]

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stepwell_server.domain.leases import Owner
-from stepwell_server.domain.tasks import Handler, NewTask, Reason, Stop, TaskKind, TaskStatus, Verdict
+from stepwell_server.domain.tasks import BEGUN_PRIORITY, Handler, NewTask, Reason, Stop, TaskKind, TaskStatus, Verdict
 from stepwell_server.domain.times import HOUR, SECOND
 from stepwell_server.engine import tasks as calls
 from stepwell_server.engine.claims import Seat
@@ -418,6 +418,27 @@ async def test_a_paused_handler_gives_nothing_and_its_tasks_are_not_touched(spin
 
     await spine.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=None))
     assert len(await spine.claim()) == 1
+
+
+async def test_a_backlog_keeps_no_other_handler_waiting(spine: Spine) -> None:
+    """What has begun goes first, then one task of each handler in turn."""
+    calm, calmer = (Handler("default", TaskKind.WORKFLOW, name) for name in ("calm", "calmer"))
+    await spine.register(calm, calmer)
+    for number in range(20):
+        await spine.schedule(f"crowd {number}")
+    for handler in (calm, calmer):
+        await spine.schedule(f"first of {handler.name}", handler=handler)
+        await spine.schedule(f"second of {handler.name}", handler=handler)
+    await spine.schedule("begun", priority=BEGUN_PRIORITY)
+    seat = Seat(ANNA, frozenset([ORDER, calm, calmer]), 7)
+
+    claimed = await spine.submit(calls.Claim([seat]))
+
+    assert {one.task.key for one in claimed.handed} == {
+        "begun",
+        *("crowd 0", "first of calm", "first of calmer"),
+        *("crowd 1", "second of calm", "second of calmer"),
+    }
 
 
 @pytest.mark.parametrize("credits", [0, 3])

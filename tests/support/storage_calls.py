@@ -119,6 +119,8 @@ CALLS: dict[Callable[..., Any], Call] = {
     leases.any_held: leases.any_held,
     leases.sweep: lambda tx: leases.sweep(tx, LeaseTimes()),
     leases.tick: lambda tx: leases.tick(tx, LeaseTimes()),
+    listings.changed_sizes: lambda tx: listings.changed_sizes(tx, RUNS[0], 0),
+    listings.changed_steps: lambda tx: listings.changed_steps(tx, RUNS[0], 0, [1, 2]),
     listings.history: lambda tx: [
         listings.history(tx, RUNS[0], 10, after, descending=descending)
         for after in (None, [1])
@@ -189,7 +191,8 @@ CALLS: dict[Callable[..., Any], Call] = {
     workflows.known: lambda tx: workflows.known(tx, IDS),
     workflows.lock: lambda tx: workflows.lock(tx, _KEYS[0]),
     workflows.restart: lambda tx: workflows.restart(tx, _INSTANCE, 1, 1),
-    workflows.revisions: lambda tx: workflows.revisions(tx, IDS),
+    workflows.heads: lambda tx: workflows.heads(tx, IDS),
+    workflows.sizes: lambda tx: workflows.sizes(tx, IDS),
     workflows.start: lambda tx: workflows.start(tx, IDS, 1),
 }
 

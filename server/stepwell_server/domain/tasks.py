@@ -13,6 +13,7 @@ shall be comes out. Storage writes the result; nothing else changes a task.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
@@ -75,6 +76,12 @@ class Handler:
     namespace: str
     kind: TaskKind
     name: str
+
+
+def known_handlers(named: Iterable[tuple[str, str, str]]) -> tuple[Handler, ...]:
+    """Handlers by namespace, kind and name, without those whose kind only a newer server knows."""
+    kinds = {kind.value: kind for kind in TaskKind}
+    return tuple(Handler(space, kinds[kind], name) for space, kind, name in named if kind in kinds)
 
 
 @dataclass(frozen=True, slots=True)

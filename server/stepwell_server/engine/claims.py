@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from stepwell_server.domain.executions import load_open
@@ -22,6 +22,32 @@ from stepwell_server.storage.database import Tx
 from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.tasks import Stamp
 from stepwell_server.storage.workflows import Started
+
+MOST_ASKED = 64
+"""Handlers that one claim asks for. What it costs grows with them, and most of them have nothing."""
+
+
+class Rotation:
+    """Whose turn it is to be asked, where more handlers are due than one claim asks for."""
+
+    def __init__(self) -> None:
+        self._asked: dict[Handler, int] = {}
+        self._turn = 0
+
+    def of(self, due: Collection[Handler], others: Collection[Handler] = ()) -> Iterator[frozenset[Handler]]:
+        """Those that are due, so many at a time, beginning with those that were not asked for the longest; then others.
+
+        Others may be due as well, by a commit that this replica has not heard of.
+        """
+        if len(due) + len(others) <= MOST_ASKED:
+            self._asked.clear()
+        for part in (due, others):
+            waiting = sorted(part, key=lambda one: self._asked.get(one, 0))
+            for first in range(0, len(waiting), MOST_ASKED):
+                asked = waiting[first : first + MOST_ASKED]
+                self._turn += 1
+                self._asked.update(dict.fromkeys(asked, self._turn))
+                yield frozenset(asked)
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.domain.workflows import Step
-from stepwell_server.engine.claims import Claimed, Handed, Seat, give_back_lost
+from stepwell_server.engine.claims import Claimed, Handed, Rotation, Seat, give_back_lost
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.inbox import Sender
@@ -113,6 +113,7 @@ class Dispatcher:
         self._endings: dict[Held, asyncio.Future[bool]] = {}
         """Executions whose end somebody waits for."""
         self._orders: set[asyncio.Task[list[Held]]] = set()
+        self._rotation = Rotation()
         self._look_again = asyncio.Event()
         self._reading = asyncio.Lock()
 
@@ -300,8 +301,25 @@ class Dispatcher:
                 one.cancel()
 
     async def _claim(self, order: ProcessOrder | None = None) -> Sequence[Handed]:
-        """Claim for all our workers at once, their credits on the table meanwhile. Returns what they were given."""
-        seats = self._seats(order)
+        """Claim for all our workers at once. Returns what they were given.
+
+        Where more is due than one claim asks for, the next ask for the rest: an order until it is carried out, else
+        until something is given.
+        """
+        given: list[Handed] = []
+        wanted = {one for seat in self._seats(order) for one in seat.handlers}
+        due = {one for one in wanted if self._is_due(one)}
+        for asked in self._rotation.of(due, () if order is None else wanted - due):
+            rest = None if order is None else replace(order, max_tasks=order.max_tasks - len(given))
+            given += await self._claim_of(asked, rest)
+            if len(given) >= (1 if order is None else order.max_tasks):
+                break
+        return given
+
+    async def _claim_of(self, asked: frozenset[Handler], order: ProcessOrder | None) -> Sequence[Handed]:
+        """Claim of these handlers, with the workers' credits on the table meanwhile."""
+        found = [replace(seat, handlers=seat.handlers & asked) for seat in self._seats(order)]
+        seats = [seat for seat in found if seat.handlers]
         if not seats:
             return ()
         for seat in seats:

@@ -30,7 +30,7 @@ from stepwell_server.domain.names import is_name
 from stepwell_server.domain.pages import Page, PageRequest
 from stepwell_server.domain.tasks import Handler, Registration, Task, TaskKind, Verdict
 from stepwell_server.domain.times import SECOND, Micros
-from stepwell_server.engine.claims import Claimed, Handed, Seat
+from stepwell_server.engine.claims import Claimed, Handed, Rotation, Seat
 from stepwell_server.engine.connections import Connection
 from stepwell_server.engine.dispatch import LONGEST_PAUSE, SHORTEST_PAUSE, Delivery, Place
 from stepwell_server.engine.groups import committed_by
@@ -119,6 +119,7 @@ class Workers:
         self._connections: dict[str, Connection] = {}
         self._leaving: set[asyncio.Task[None]] = set()
         self._waits = Waits()
+        self._rotation = Rotation()
 
     # ---- streams
 
@@ -265,7 +266,7 @@ class Workers:
         patience = 0 if bus.time.virtual else STICKY
         while True:
             number = bus.number
-            claimed: Claimed = await self._spine.committer.submit(Claim([seat], patience), sender)
+            claimed = await self._claim_once(seat, sender, patience)
             if claimed.handed or loop.time() >= ends or self._waits.is_draining is not was_draining:
                 return claimed
             with suppress(TimeoutError):
@@ -276,6 +277,16 @@ class Workers:
                 else:
                     async with self._waits.until(ends):
                         await bus.wait_until_due(seat.handlers.__contains__)
+
+    async def _claim_once(self, seat: Seat, sender: Sender, patience: Micros) -> Claimed:
+        """Ask for what is due as far as is known, then for the rest, until something is handed out."""
+        due = {handler for handler, _ in self._spine.bus.due_handlers(seat.handlers.__contains__)}
+        claimed = Claimed()
+        for asked in self._rotation.of(due, seat.handlers - due):
+            claimed = await self._spine.committer.submit(Claim([replace(seat, handlers=asked)], patience), sender)
+            if claimed.handed:
+                break
+        return claimed
 
     async def renew(self, namespace: str, session_id: str, held: Sequence[Held]) -> list[Answer]:
         """Extend leases of a session without a stream. That is also its chance to learn what is over by itself."""

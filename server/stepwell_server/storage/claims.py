@@ -13,7 +13,6 @@ from typing import Any
 
 from sqlalchemy import (
     BigInteger,
-    ColumnElement,
     FromClause,
     Integer,
     Select,
@@ -124,8 +123,10 @@ def _due_sql(product: str) -> Select[Any]:
         ids = found.with_only_columns(found.selected_columns.id).correlate(classes)
         return select(tasks).select_from(classes.join(tasks, tasks.c.id.in_(ids)))
     turns = _turns(classes, found.lateral("due_of_class"))
+    is_pending = dialect.unindexed(tasks.c.status) == TaskStatus.PENDING
+    still_due = [tasks.c.id == turns.c.id, is_pending, tasks.c.run_at <= db_now()]
     free = {"key_share": True, "skip_locked": True}
-    joined, locked = dialect.look_up(product, turns, tasks, tasks.c.id == turns.c.id, *_is_due(tasks), lock=free)
+    joined, locked = dialect.look_up(product, turns, tasks, *still_due, lock=free)
     return select(locked).select_from(joined).limit(bindparam("most", type_=Integer()))
 
 
@@ -153,13 +154,10 @@ def _due_of(product: str, classes: FromClause) -> Select[Any]:
         .where(
             handlers.same_handler(inner.c, classes.c),
             inner.c.priority == classes.c.priority,
-            *_is_due(inner),
+            inner.c.status == handlers.in_status(TaskStatus.PENDING),
+            inner.c.run_at <= db_now(),
             free | sticky.in_(select(mine.c.session_id)),
         )
         .order_by(inner.c.run_at, inner.c.id)
         .limit(classes.c.sought if product == "postgresql" else bindparam("longest", type_=Integer()))
     )
-
-
-def _is_due(table: FromClause) -> tuple[ColumnElement[bool], ...]:
-    return table.c.status == handlers.in_status(TaskStatus.PENDING), table.c.run_at <= db_now()

@@ -7,7 +7,21 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import FromClause, Row, Select, Text, and_, case, func, literal, not_, select, true, update
+from sqlalchemy import (
+    ColumnElement,
+    FromClause,
+    Row,
+    Select,
+    Text,
+    and_,
+    case,
+    func,
+    literal,
+    not_,
+    select,
+    true,
+    update,
+)
 from sqlalchemy.types import TypeEngine
 
 from stepwell_server.domain.tasks import Handler, Registration, TaskKind, TaskStatus
@@ -63,8 +77,20 @@ def limit(tx: Tx, handler: Handler, *, concurrency: int | None, is_paused: bool 
 
 def register(tx: Tx, hosted: Iterable[Registration]) -> None:
     """Store what a worker hosts. A repeated registration changes nothing."""
-    rows = [as_row(one.handler) | {"description": one.description} for one in hosted]
-    tx.execute(_register_sql(dialect.product(tx)), {"fresh": dialect.as_rows(rows)})
+    told = {one.handler: one for one in hosted}
+    for row in tx.execute(_known_sql(dialect.product(tx)), {"wanted": as_rows(told)}):
+        if row.registered_at is not None and row.description == told[from_row(row)].description:
+            del told[from_row(row)]
+    if told:  # who writes waits for all claims of these that are under way
+        rows = [as_row(one.handler) | {"description": one.description} for one in told.values()]
+        tx.execute(_register_sql(dialect.product(tx)), {"fresh": dialect.as_rows(rows)})
+
+
+@cache
+def _known_sql(product: str) -> Select[Any]:
+    wanted = dialect.rows(product, "wanted", **COLUMNS)
+    joined, mine = dialect.look_up(product, wanted, handlers, same_handler(handlers.c, wanted.c))
+    return select(mine).select_from(joined)
 
 
 @cache
@@ -165,7 +191,7 @@ def next_wakes_in(tx: Tx, namespace: str) -> list[HandlerWake]:
 @cache
 def _next_wakes_sql(product: str, of_all: bool) -> Select[Any]:
     if of_all:
-        return _with_wake(product, handlers).select_from(handlers)
+        return _with_wake(product, handlers).select_from(handlers).where(is_known(handlers.c.kind))
     wanted = dialect.rows(product, "wanted", **COLUMNS)
     joined, mine = dialect.look_up(product, wanted, handlers, same_handler(handlers.c, wanted.c))
     return _with_wake(product, mine).select_from(joined)
@@ -233,6 +259,11 @@ def as_row(handler: Handler) -> dict[str, Any]:
 def from_row(row: Row[Any]) -> Handler:
     """A handler from a row that names it."""
     return Handler(row.namespace, TaskKind(row.kind), row.name)
+
+
+def is_known(kind: ColumnElement[str]) -> ColumnElement[bool]:
+    """Whether this server knows the kind. Others are a newer server's, which runs beside it, and looks after them."""
+    return dialect.unindexed(kind).in_([one.value for one in TaskKind])
 
 
 def in_status(status: TaskStatus) -> Any:

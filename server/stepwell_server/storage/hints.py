@@ -18,7 +18,7 @@ import structlog
 from sqlalchemy import URL, text
 
 from stepwell_server.domain.dispatchers import ProcessOrder, WakeFilter
-from stepwell_server.domain.tasks import Handler, TaskKind
+from stepwell_server.domain.tasks import Handler, TaskKind, known_handlers
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.postgresql import SESSION
 
@@ -183,7 +183,7 @@ class PostgresqlHints:
             on_hint(ANYTHING)
             return
         names, tasks, instances, *more = said
-        handlers = frozenset(Handler(space, TaskKind(kind), name) for space, kind, name in names)
+        handlers = frozenset(known_handlers(names))
         order = _order_from(more[0]) if more and more[0] else None
         on_hint(Hint(handlers, frozenset(tasks), frozenset(instances), order))
 
@@ -198,9 +198,13 @@ def _order_row(order: ProcessOrder | None) -> list[Any]:
     return [wanted.namespace, sorted(wanted.kinds), sorted(wanted.names), order.max_tasks, order.max_steps]
 
 
-def _order_from(row: list[Any]) -> ProcessOrder:
-    namespace, kinds, names, max_tasks, max_steps = row
-    return ProcessOrder(WakeFilter(namespace, frozenset(map(TaskKind, kinds)), frozenset(names)), max_tasks, max_steps)
+def _order_from(row: list[Any]) -> ProcessOrder | None:
+    """The order, as far as this server knows the kinds that it names. None: it knows none of them."""
+    namespace, named, names, max_tasks, max_steps = row
+    kinds = frozenset(kind for kind in TaskKind if kind in named)
+    if named and not kinds:
+        return None
+    return ProcessOrder(WakeFilter(namespace, kinds, frozenset(names)), max_tasks, max_steps)
 
 
 async def _close(connection: Any) -> None:

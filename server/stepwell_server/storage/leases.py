@@ -11,7 +11,7 @@ from stepwell_server.storage.clock import lease_now
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.handlers import in_status
 from stepwell_server.storage.schema import lease_clock, tasks
-from stepwell_server.storage.tasks import from_row, save, stamp
+from stepwell_server.storage.tasks import from_row, is_held, save, stamp
 
 _LAST_TICK = select(lease_clock.c.last_tick).where(lease_clock.c.id == 1)
 
@@ -45,7 +45,7 @@ def sweep(tx: Tx, times: LeaseTimes, limit: int = 1000) -> list[Task]:
     lapsed = (
         select(tasks)
         .where(
-            tasks.c.status == in_status(TaskStatus.PROCESSING),
+            *is_held(),
             tasks.c.locked_until <= lease_now(),
             lease_now() - last < times.trusted_gap,
         )

@@ -11,15 +11,15 @@ from typing import Any
 from sqlalchemy import BigInteger, ColumnElement, FromClause, Row, Text, and_, cast, delete, or_, select, update
 
 from stepwell_server.domain.leases import Owner
-from stepwell_server.domain.tasks import Handler, TaskKind, TaskStatus
+from stepwell_server.domain.tasks import Handler, known_handlers
 from stepwell_server.domain.times import HOUR, MINUTE, SECOND, Micros
 from stepwell_server.storage import dialect
 from stepwell_server.storage.clock import db_now, lease_now
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.handlers import from_row as handler_from
-from stepwell_server.storage.handlers import in_status
 from stepwell_server.storage.paging import Position, beyond
 from stepwell_server.storage.schema import sessions, tasks
+from stepwell_server.storage.tasks import is_held
 
 STREAM_SEEN: Micros = 20 * SECOND
 """A session with a stream is gone if its replica has not confirmed it for so long."""
@@ -123,9 +123,8 @@ class HeldRow:
 
 def held_by(tx: Tx, session_ids: Iterable[str]) -> list[HeldRow]:
     """What these sessions hold, the oldest first."""
-    held = tasks.c.status == in_status(TaskStatus.PROCESSING)
     mine = tasks.c.session_id.in_(list(session_ids))
-    found = tx.execute(select(tasks).where(held, mine).order_by(tasks.c.claimed_at, tasks.c.id))
+    found = tx.execute(select(tasks).where(*is_held(), mine).order_by(tasks.c.claimed_at, tasks.c.id))
     return [HeldRow(row.session_id, handler_from(row), row.key, row.claimed_at or row.run_at) for row in found]
 
 
@@ -159,7 +158,7 @@ def _session(row: Row[Any]) -> Session:
         worker_id=row.worker_id,
         sdk=row.sdk,
         replica_id=row.replica_id,
-        handlers=tuple(Handler(row.namespace, TaskKind(kind), name) for kind, name in json.loads(row.handlers)),
+        handlers=known_handlers((row.namespace, kind, name) for kind, name in json.loads(row.handlers)),
         connection=row.connection,
         connected_at=row.connected_at,
     )

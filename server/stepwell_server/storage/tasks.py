@@ -22,7 +22,6 @@ from sqlalchemy import (
     Row,
     Select,
     Text,
-    and_,
     delete,
     select,
     true,
@@ -115,7 +114,8 @@ def _existing_sql(product: str) -> Select[Any]:
 
 
 def _is_wanted(product: str) -> ColumnElement[bool]:
-    return dialect.among(product, tasks.c.id, dialect.rows(product, "wanted", id=BigInteger()).c.id)
+    wanted = dialect.rows(product, "wanted", id=BigInteger())
+    return dialect.among(product, tasks.c.id, wanted.c.id) & handlers.is_known(tasks.c.kind)
 
 
 def lock_keys(tx: Tx, keys: Iterable[TaskKey], *, waiting: bool) -> list[Task]:
@@ -157,14 +157,18 @@ def with_task(product: str, mine: FromClause, joined: FromClause | None = None) 
 
 def held(tx: Tx) -> list[Task]:
     """Everything that anybody holds."""
-    statement = select(tasks).where(tasks.c.status == handlers.in_status(TaskStatus.PROCESSING))
-    return [from_row(row) for row in tx.execute(statement)]
+    return [from_row(row) for row in tx.execute(select(tasks).where(*is_held()))]
+
+
+def is_held() -> tuple[ColumnElement[bool], ...]:
+    """Whether somebody holds a task of a kind that this server knows."""
+    return tasks.c.status == handlers.in_status(TaskStatus.PROCESSING), handlers.is_known(tasks.c.kind)
 
 
 def lock_held(tx: Tx, session_id: str) -> list[Task]:
     """Lock everything that a session holds, in the order of everybody."""
-    held = and_(tasks.c.status == handlers.in_status(TaskStatus.PROCESSING), tasks.c.session_id == session_id)
-    statement = select(tasks).where(held).order_by(tasks.c.id).with_for_update(key_share=True)
+    mine = [*is_held(), tasks.c.session_id == session_id]
+    statement = select(tasks).where(*mine).order_by(tasks.c.id).with_for_update(key_share=True)
     return [from_row(row) for row in tx.execute(statement)]
 
 
