@@ -33,7 +33,7 @@ def check(payload: Payload, most_bytes: int = 1000_000, deepest: int = 64) -> No
         pass
 
 
-@pytest.fixture(params=[strict_json.PART, 8], ids=["at once", "in parts"], autouse=True)
+@pytest.fixture(params=[strict_json.PART, 16], ids=["at once", "in parts"], autouse=True)
 def parts(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is true of a text that is looked at at once is true of one that is looked at in parts."""
     monkeypatch.setattr(strict_json, "PART", request.param)
@@ -141,7 +141,7 @@ def test_each_character_of_a_large_payload_is_looked_at_once(text: str, monkeypa
     try:
         for amount in Payload(text).scan("params", most_bytes=2 * MEBIBYTE, deepest=64):
             looked_at += amount
-            assert amount <= strict_json.PART or text[looked_at - amount] in '"['
+            assert amount <= strict_json.PART + 1  # a number is not cut
         assert looked_at == len(text)
     except PayloadNotJson:
         assert text is HOSTILE["quotes that none closes"]

@@ -12,12 +12,13 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, TypeAlias
 
 PART = 4 * 1024
-"""Characters that are looked at at once, unless one scalar has more."""
+"""Characters that are looked at at once, unless one number has more."""
 
 _HEX = r"[0-9a-fA-F]"
 _PAIR = rf"[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}"
 _ESCAPE = rf'\\(?:["\\/bfnrt]|u(?:[0-9a-ceA-CEfF]{_HEX}{{3}}|[dD][0-7]{_HEX}{{2}}|{_PAIR}))'
-_STRING = re.compile(rf'"[^"\\\x00-\x1f]*+(?:{_ESCAPE}[^"\\\x00-\x1f]*+)*+"')
+_INSIDE = re.compile(rf'[^"\\\x00-\x1f]*+(?:{_ESCAPE}[^"\\\x00-\x1f]*+)*+')
+_STRING = re.compile(rf'"{_INSIDE.pattern}"')
 _OTHER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]++)?+|true|false|null")
 _SPACE = re.compile(r"[ \t\n\r]++")
 _WHOLE_STRINGS = re.compile(rf'(?:[^"]++|{_STRING.pattern})*+')
@@ -66,7 +67,7 @@ def scan(text: str, deepest: int) -> Iterator[int]:
     if _TEXT in text or _ELSE in text:
         raise NotJson
     state, afterwards = _value({}, _NOTHING), list[_State]()
-    for part in _parts(text):
+    for part, amount in _parts(text):
         for sign in _SPACE.sub("", _OTHER.sub(_ELSE, _STRING.sub(_TEXT, part))):
             if sign not in state:
                 raise NotJson
@@ -75,7 +76,7 @@ def scan(text: str, deepest: int) -> Iterator[int]:
                     raise TooDeep
                 afterwards.append(state["after"])
             state = afterwards.pop() if sign in "]}" else state[sign]
-        yield len(part)
+        yield amount
     if state is not _NOTHING:
         raise NotJson
 
@@ -99,15 +100,26 @@ def _parse(text: str) -> int:
     return len(text)
 
 
-def _parts(text: str) -> Iterator[str]:
-    """The text in parts that cut no scalar in two."""
+def _parts(text: str) -> Iterator[tuple[str, int]]:
+    """The text in parts that cut no scalar in two, each with its length. A long string has empty ones."""
     end = 0
     while end < len(text):
-        begin = end
-        found = _WHOLE_STRINGS.match(text, begin, begin + PART)
-        end = begin if found is None else found.end()
-        word = (_STRING if end == begin else _WORD).match(text, end)
-        if word is None:
-            raise NotJson
-        end = word.end()
-        yield text[begin:end]
+        begin, end = end, _end(_WHOLE_STRINGS, text, end)
+        if end > begin:
+            end = _end(_WORD, text, end, len(text))
+            yield text[begin:end], end - begin
+            continue
+        end += 1
+        while not text.startswith('"', end):
+            begin, end = end, _end(_INSIDE, text, end)
+            if end == begin:
+                raise NotJson
+            yield "", end - begin
+        end += 1
+        yield '""', 2
+
+
+def _end(pattern: re.Pattern[str], text: str, begin: int, end: int = 0) -> int:
+    """Where a match ends that begins here and has no more characters than a part, unless its end is given."""
+    found = pattern.match(text, begin, end or begin + PART)
+    return begin if found is None else found.end()
