@@ -207,7 +207,8 @@ async def test_refusals_are_one_line(typed: Typed) -> None:
     )
     for verb in ("get", "history", "watch", "pause", "resume", "terminate", "restart"):
         refused = await typed("workflow", verb, "order", "nothing", code=1)
-        assert refused == "stepwell: there is no such instance (INSTANCE_NOT_FOUND: instance_id=nothing)\n"
+        named = "INSTANCE_NOT_FOUND: instance_id=nothing, workflow=order"
+        assert refused == f"stepwell: there is no such instance ({named})\n"
 
 
 @pytest.mark.parametrize(
