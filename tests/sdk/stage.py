@@ -82,6 +82,7 @@ class Stage:
     is_connected: bool = True
     sent: list[pb.WorkerFrame] = field(default_factory=list)
     let_go_work: list[Work] = field(default_factory=list)
+    left: list[asyncio.Task[Any]] = field(default_factory=list)
     rests: int = 0
     start_overs: list[Run] = field(default_factory=list)
 
@@ -90,6 +91,10 @@ class Stage:
 
     def let_go(self, work: Work) -> None:
         self.let_go_work.append(work)
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        task.cancel()
+        self.left.append(task)
 
     def start_over(self, run: Run) -> None:
         self.start_overs.append(run)

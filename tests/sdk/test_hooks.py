@@ -135,3 +135,15 @@ def test_a_definition_keeps_its_policy() -> None:
     assert definition.retry is policy
     assert (definition.is_retryable(LookupError()), definition.is_retryable(OSError())) == (False, True)
     assert defined(typed).is_retryable(LookupError())
+
+
+def test_a_generator_is_no_handler() -> None:
+    def generator(payload: Any) -> Any:
+        yield
+
+    async def async_generator(payload: Any) -> Any:
+        yield
+
+    for function in (generator, async_generator):
+        with pytest.raises(TypeError, match="does not yield"):
+            hook("note")(function)

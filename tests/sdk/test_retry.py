@@ -52,3 +52,9 @@ def test_a_dict_has_the_same_keys() -> None:
 def test_what_cannot_be_is_refused_where_it_is_written(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValueError):
         Retry(**wrong)
+
+
+@pytest.mark.parametrize("count", [math.nan, "three", True, 1.5])
+def test_a_number_of_executions_that_is_none_is_refused_by_its_name(count: Any) -> None:
+    with pytest.raises(ValueError, match="limit is a whole number"):
+        Retry(limit=count)

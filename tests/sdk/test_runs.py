@@ -22,7 +22,7 @@ from stepwell.hosts import Phase
 from stepwell.terms import Terms
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
-from tests.sdk.stage import LATER, Stage, done, failed, pending, settle, slept, waiting
+from tests.sdk.stage import LATER, Stage, done, failed, pending, settle, slept, state, waiting
 
 
 async def three_steps(event: Any, step: Any) -> Any:
@@ -452,3 +452,29 @@ async def test_a_step_in_the_state_pending_is_executed_as_the_next_attempt(stage
     await stage.begin(three_steps, pending("a", attempts=2))
 
     assert stage.take()[0].step_done.attempt == 3
+
+
+@pytest.mark.parametrize(
+    ("call", "told"),
+    [
+        (lambda step: step.do("a", lambda: 1, timeout=0), "the timeout of a step"),
+        (lambda step: step.wait_for_event("a", type=None), "INVALID_EVENT_TYPE"),
+    ],
+)
+async def test_an_argument_of_a_step_that_cannot_be_is_raised_into_the_function(
+    stage: Stage, call: Any, told: str
+) -> None:
+    async def order(event: Any, step: Any) -> None:
+        with pytest.raises(ValueError, match=told):
+            await call(step)
+
+    await stage.begin(order)
+    assert stage.take()[-1].finish.HasField("failure") is False
+
+
+async def test_a_step_in_a_status_of_a_newer_server_is_not_executed(stage: Stage) -> None:
+    async def order(event: Any, step: Any) -> None:
+        await step.do("a", lambda: pytest.fail("executed"))
+
+    await stage.begin(order, state("a", 99))
+    assert stage.kinds() == ["suspend"]

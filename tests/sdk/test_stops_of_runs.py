@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 from typing import Any
 
+import pytest
+
 from stepwell.hosts import Phase
 from stepwell.runs import Run
 from stepwell.terms import Terms
@@ -156,28 +158,31 @@ async def test_a_dropped_run_can_do_nothing_and_says_nothing(stage: Stage) -> No
     await settle()
 
     assert (seen, stage.kinds(), stage.let_go_work) == ([], [], [run])
-    assert run.function is not None and run.function.done()
 
 
-async def test_a_function_that_does_not_take_its_end_for_an_answer_blocks_nobody(stage: Stage) -> None:
-    is_enough = False
+@pytest.mark.parametrize("branches", [1, 2])
+async def test_a_dropped_run_gets_no_answer_any_more_and_nobody_waits_for_it(stage: Stage, branches: int) -> None:
+    calls = 0
+
+    async def branch(number: int, step: Any) -> None:
+        nonlocal calls
+        while True:
+            calls += 1
+            with contextlib.suppress(asyncio.CancelledError):
+                await step.do(f"{number}-{calls}", asyncio.Event().wait)
 
     async def order(event: Any, step: Any) -> None:
-        for attempt in range(1_000_000):
-            if is_enough:
-                return
-            with contextlib.suppress(BaseException):
-                await step.do(f"a-{attempt}", asyncio.Event().wait)
-        raise AssertionError("nobody else had a turn")
+        if branches == 1:
+            await branch(1, step)
+        await asyncio.gather(*(branch(number, step) for number in range(branches)))
 
+    others = asyncio.all_tasks()
     run = await stage.begin(order)
     run.drop()
     await settle()
-    is_enough = True
-    await settle()
 
-    assert run.function is not None and run.function.done()
-    assert run.function.cancelled() or run.function.result().error is None
+    assert calls == 2 * branches
+    assert asyncio.all_tasks() <= others  # or asyncio.run would wait for them
 
 
 async def test_a_refused_frame_ends_the_run_with_its_reason(stage: Stage) -> None:

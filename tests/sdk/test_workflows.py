@@ -123,12 +123,6 @@ def test_the_decorator_wants_a_name() -> None:
         async def nameless(event: Any, step: Any) -> None: ...
 
 
-async def test_a_function_that_is_not_async_fails_and_is_told_so(stage: Stage) -> None:
-    await stage.begin(lambda event, step: 5)  # type: ignore[arg-type, return-value]
-
-    assert stage.take()[0].finish.failure.message.endswith("is not async: write async def")
-
-
 async def once() -> None: ...
 
 
@@ -174,3 +168,14 @@ def test_the_decorator_gives_a_definition_and_registers_nothing() -> None:
     assert isinstance(function, WorkflowDefinition)
     with pytest.raises(RuntimeError, match="no client"):
         Typed().workflow("other")
+
+
+def test_a_workflow_that_is_not_async_or_yields_is_refused_where_it_is_written() -> None:
+    def plain(event: Any, step: Any) -> None: ...
+
+    async def generator(event: Any, step: Any) -> Any:
+        yield
+
+    for function in (plain, generator):
+        with pytest.raises(TypeError, match="'order' is not async"):
+            workflow("order")(function)  # type: ignore[type-var]

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from contextvars import Context
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from stepwell.clocks import Clock, Timer
 from stepwell.threads import Pool
@@ -40,6 +40,27 @@ def ended_with(task: asyncio.Task[Outcome]) -> Outcome:
     return Outcome(error=asyncio.CancelledError()) if task.cancelled() else task.result()
 
 
+def forsake(task: asyncio.Task[Any]) -> None:
+    """Let nobody wait for a task that may never end, as `asyncio.run` would, nor complain when it is thrown away."""
+    asyncio.tasks._unregister_task(task)
+    task._log_destroy_pending = False  # type: ignore[attr-defined]
+
+
+class Surroundings(Protocol):
+    """What an execution needs around it."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of timeouts."""
+
+    @property
+    def pool(self) -> Pool:
+        """Where bodies run that are not async."""
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """Nobody wants the task's outcome any more: tell it to end, and see whether it does when the worker closes."""
+
+
 Body: TypeAlias = Callable[[], Any]
 Ended: TypeAlias = Callable[[Outcome], None]
 
@@ -57,34 +78,29 @@ def is_async(function: Callable[..., Any]) -> bool:
 class Execution:
     """One execution of a body. It reports how it ended once, or never if it is abandoned before."""
 
-    __slots__ = ("_begun_at", "_clock", "_ended", "_task", "_timer")
+    __slots__ = ("_around", "_begun_at", "_ended", "_task", "_timer")
 
-    def __init__(self, ended: Ended, clock: Clock) -> None:
+    def __init__(self, ended: Ended, around: Surroundings) -> None:
         self._ended: Ended | None = ended
-        self._clock = clock
+        self._around = around
         self._begun_at: float | None = None  # None as long as no thread is free
         self._task: asyncio.Task[Outcome] | None = None
         self._timer: Timer | None = None
 
-    def start(self, body: Body, context: Context, pool: Pool) -> None:
+    def start(self, body: Body, context: Context) -> None:
         """Begin. The outcome is reported in a later turn of the loop."""
         if is_async(body):
             self._await(body, context)
             return
         try:
-            pool.call(lambda: self._call(body, context), lambda outcome: self._called(outcome, context))
+            self._around.pool.call(lambda: self._call(body, context), lambda outcome: self._called(outcome, context))
         except RuntimeError as error:  # there is no thread
             asyncio.get_running_loop().call_soon(self._report, Outcome(error=error))
-
-    @property
-    def task(self) -> asyncio.Task[Outcome] | None:
-        """The task that awaits the body, if it is async and has begun."""
-        return self._task
 
     def limit(self, seconds: float, error: type[Exception]) -> None:
         """Fail the execution with `error` when it takes longer. A thread cannot be stopped: its result is dropped."""
         if self._timer is None:
-            self._timer = self._clock.call_later(seconds, self._expire, seconds, error)
+            self._timer = self._around.clock.call_later(seconds, self._expire, seconds, error)
 
     def abandon(self) -> None:
         """Stop the body if it can be stopped, and never report."""
@@ -92,10 +108,10 @@ class Execution:
         if self._timer is not None:
             self._timer.cancel()
         if self._task is not None:
-            self._task.cancel()
+            self._around.leave(self._task)
 
     def _await(self, body: Callable[[], Awaitable[Any]], context: Context) -> None:
-        self._begun_at = self._clock.now() if self._begun_at is None else self._begun_at
+        self._begun_at = self._around.clock.now() if self._begun_at is None else self._begun_at
         self._task = asyncio.get_running_loop().create_task(outcome_of(body), context=context)
         self._task.add_done_callback(lambda task: self._report(ended_with(task)))
 
@@ -103,7 +119,7 @@ class Execution:
         """In a thread: call the body, unless it was abandoned before a thread was free."""
         if self._ended is None:
             return Outcome()
-        self._begun_at = self._clock.now()
+        self._begun_at = self._around.clock.now()
         try:
             return Outcome(context.run(body))
         except BaseException as error:
@@ -118,9 +134,9 @@ class Execution:
     def _expire(self, seconds: float, error: type[Exception]) -> None:
         if self._ended is None:
             return
-        left = seconds if self._begun_at is None else self._begun_at + seconds - self._clock.now()
+        left = seconds if self._begun_at is None else self._begun_at + seconds - self._around.clock.now()
         if left > 0:  # it had to wait for a thread
-            self._timer = self._clock.call_later(left, self._expire, seconds, error)
+            self._timer = self._around.clock.call_later(left, self._expire, seconds, error)
             return
         ended = self._ended
         self.abandon()

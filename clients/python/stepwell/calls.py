@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from stepwell.bodies import Body, Execution, Outcome
-from stepwell.clocks import Clock
+from stepwell.bodies import Body, Execution, Outcome, Surroundings
 from stepwell.errors import (
     StepMaxAttemptsExceeded,
     StepResultInvalid,
@@ -22,7 +21,6 @@ from stepwell.errors import (
 from stepwell.requests import Caller
 from stepwell.steps import StepOptions
 from stepwell.terms import Terms
-from stepwell.threads import Pool
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Payload
@@ -60,12 +58,12 @@ class StepCall:
         """Whether an execution is under way, or announced."""
         return self.state in (CallState.OPENING, CallState.EXECUTING)
 
-    def execute(self, ended: Callable[[StepCall, Outcome], None], caller: Caller, pool: Pool, clock: Clock) -> None:
+    def execute(self, ended: Callable[[StepCall, Outcome], None], caller: Caller, around: Surroundings) -> None:
         """Begin the body, as this caller. How it ends is told to `ended`, unless it is abandoned."""
         assert self.body is not None and self.context is not None
-        self.execution = Execution(partial(ended, self), clock)
+        self.execution = Execution(partial(ended, self), around)
         # A copy each time: a thread that timed out may still be inside the one before.
-        self.execution.start(self.body, caller.enter(self.context.copy()), pool)
+        self.execution.start(self.body, caller.enter(self.context.copy()))
 
     def limit(self, terms: Terms) -> None:
         """Fail the execution after the step's timeout. On a virtual clock the server does that."""

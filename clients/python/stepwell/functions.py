@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from typing import TYPE_CHECKING, Any
+from contextvars import ContextVar, copy_context
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from stepwell import payloads
-from stepwell.bodies import Ended, Outcome, ended_with, outcome_of
+from stepwell.bodies import Ended, Outcome, Surroundings, ended_with, forsake, outcome_of
 from stepwell.durations import to_datetime
 from stepwell.errors import PayloadInvalid, to_failure
 from stepwell.steps import WorkflowStep
@@ -20,17 +21,26 @@ if TYPE_CHECKING:
     from stepwell.client import Client
 
 
+_current: ContextVar[WorkflowFunction | None] = ContextVar("stepwell_function", default=None)
+
+
 class WorkflowFunction:
     """One execution of a workflow's program."""
 
-    __slots__ = ("_client", "definition", "identity", "key", "task")
+    __slots__ = ("_client", "_loop", "_task", "definition", "identity", "key")
 
     def __init__(self, definition: WorkflowDefinition[Any, Any], client: Client | None, key: str) -> None:
         self.definition = definition
         self.key = key
         self.identity: tuple[str | int, ...] = ()  # of the run, unlike any other there ever was
-        self.task: asyncio.Task[Outcome] | None = None
+        self._loop = asyncio.get_running_loop()
+        self._task: asyncio.Task[Outcome] | None = None
         self._client = client
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether it was called."""
+        return self._task is not None
 
     @property
     def about(self) -> dict[str, str]:
@@ -45,13 +55,28 @@ class WorkflowFunction:
         namespace = "" if self._client is None else self._client.namespace
         created_at = task.created_at.ToNanoseconds()  # an id can be used again when its instance is forgotten
         self.identity = (namespace, self.definition.name, self.key, created_at, task.run_number)
-        self.task = asyncio.get_running_loop().create_task(outcome_of(lambda: self._execute(task, step)))
-        self.task.add_done_callback(lambda task: ended(ended_with(task)))
+        context = copy_context()
+        context.run(_current.set, self)
+        self._task = self._loop.create_task(outcome_of(lambda: self._execute(task, step)), context=context)
+        self._task.add_done_callback(lambda task: ended(ended_with(task)))
 
-    def cancel(self) -> None:
+    def leave(self, around: Surroundings) -> None:
         """Stop the function wherever it waits."""
-        if self.task is not None:
-            self.task.cancel()
+        if self._task is not None:
+            around.leave(self._task)
+
+    async def park(self) -> NoReturn:
+        """Never return to a function that goes on after its run was taken from it: it would catch another end as well.
+
+        Nothing keeps it, so that the garbage collector closes it one day. Should it catch even that and call again,
+        the collector may be at work anywhere: the task that is current then is not the function's own.
+        """
+        calling = asyncio.current_task() if asyncio._get_running_loop() is self._loop else None
+        if calling is not None and self._task is not None and _current.get() is self:
+            forsake(calling)
+            forsake(self._task)  # which may wait for the task that called
+        while True:
+            await self._loop.create_future()
 
     async def _execute(self, task: pb.WorkflowInput, step: WorkflowStep) -> Any:
         payload = payloads.from_argument(task.params, self.definition.params_type)

@@ -10,7 +10,7 @@ from typing import Any
 
 from stepwell import payloads
 from stepwell.bodies import Body, is_async
-from stepwell.signatures import concrete, hints_of
+from stepwell.signatures import concrete, hints_of, is_generator
 from stepwell.v1.common_pb2 import Payload
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -59,6 +59,8 @@ def handler_of(function: Callable[..., Any]) -> Handler:
     """Read the signature: `f(payload)` or `f(payload, ctx)`, async or not. TypeError if it is neither."""
     if not callable(function):
         raise TypeError(f"a handler is a function of (payload) or (payload, ctx), not {function!r}")
+    if is_generator(function):
+        raise TypeError(f"a handler returns when it is done, and does not yield: {function!r}")
     parameters = _parameters(function)
     takes_context = _takes_context(function, parameters)
     first = parameters[0] if parameters and parameters[0].kind in _POSITIONAL else None

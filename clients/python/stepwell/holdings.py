@@ -11,8 +11,10 @@ from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
+from weakref import WeakSet
 
 from stepwell.apps import App
+from stepwell.bodies import forsake
 from stepwell.clocks import Clock
 from stepwell.errors import reason_name
 from stepwell.hosts import Phase, Work
@@ -27,6 +29,8 @@ from stepwell.workflows import WorkflowDefinition
 
 if TYPE_CHECKING:
     from stepwell.client import Client
+
+_SECONDS_TO_END = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +95,7 @@ class Holdings:
         self._capacity = capacity or Capacity()
         self._held: dict[int, _Held] = {}
         self._cache: OrderedDict[tuple[str, str], Run] = OrderedDict()
-        self._functions: set[asyncio.Task[Any]] = set()
+        self._left: WeakSet[asyncio.Task[Any]] = WeakSet()
         self._outbox: list[pb.WorkerFrame] = []
         self._arrived: list[_Held] = []  # to be acknowledged with the next message
         self._acking: list[_Held] = []  # acknowledged by the message that is being written
@@ -228,8 +232,11 @@ class Holdings:
             self._remove(held)
         if isinstance(work, Run) and work.phase is Phase.RELEASED:
             self._remember(work)
-        else:
-            self._watch_end(work)
+
+    def leave(self, task: asyncio.Task[Any]) -> None:
+        """Tell a task to end whose outcome nobody wants any more; closing waits for it."""
+        task.cancel()
+        self._left.add(task)
 
     def start_over(self, run: Run) -> None:
         """Drop the run but keep its task, and replay it from what the server has."""
@@ -273,10 +280,15 @@ class Holdings:
         self._cache.clear()
 
     async def close(self) -> None:
-        """Drop everything, and see the functions end."""
+        """Drop everything, and see the functions end. One that does not must not keep the process from ending."""
         self.drop_everything()
-        if self._functions:
-            await asyncio.wait(self._functions, timeout=1)
+        left = asyncio.all_tasks() & set(self._left)
+        if left:
+            _, stubborn = await asyncio.wait(left, timeout=_SECONDS_TO_END)
+            for task in stubborn:
+                forsake(task)
+            if stubborn:
+                log(WARNING, "functions_do_not_end count=%d: they catch their cancellation", len(stubborn))
 
     def _task(self, task_id: int, fence: int, task: pb.Task) -> None:
         held = self._held.get(task_id)
@@ -420,15 +432,7 @@ class Holdings:
 
     def _forget(self, run: Run | None) -> None:
         if run is not None:
-            self._watch_end(run)
             run.drop()
-
-    def _watch_end(self, work: Work) -> None:
-        """Keep a cancelled function until it has ended, so that closing can wait for it."""
-        function = work.function
-        if function is not None and not function.done():
-            self._functions.add(function)
-            function.add_done_callback(self._functions.discard)
 
 
 def _is_at(run: Run, task: pb.WorkflowInput) -> bool:

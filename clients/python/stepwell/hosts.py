@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from stepwell.clocks import Clock
+from stepwell.bodies import Surroundings
 from stepwell.terms import Terms
-from stepwell.threads import Pool
 from stepwell.turns import Turns
 from stepwell.v1 import workers_pb2 as pb
 
@@ -39,10 +37,6 @@ class Work(Protocol):
         """When the lease was last renewed by a report, by the worker's clock."""
 
     @property
-    def function(self) -> asyncio.Task[Any] | None:
-        """The task that executes the user's function, if there is one."""
-
-    @property
     def is_quiet(self) -> bool:
         """Whether a worker that leaves would interrupt nothing."""
 
@@ -59,7 +53,7 @@ class Work(Protocol):
         """The frames to send again after a reconnect, in order."""
 
 
-class Host(Protocol):
+class Host(Surroundings, Protocol):
     """The worker, as its work sees it."""
 
     @property
@@ -67,16 +61,8 @@ class Host(Protocol):
         """The terms of the connection."""
 
     @property
-    def clock(self) -> Clock:
-        """The clock of timeouts and leases."""
-
-    @property
     def turns(self) -> Turns:
         """Turns of the loop, to see a function come to rest."""
-
-    @property
-    def pool(self) -> Pool:
-        """Where bodies run that are not async."""
 
     @property
     def is_draining(self) -> bool:

@@ -6,7 +6,6 @@ frame to its host.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator
 from contextvars import copy_context
 from typing import Any
@@ -33,7 +32,7 @@ class Job:
         self._definition = definition
         self._reports = Reports()
         self._reports.restart(task_id, fence, 0)
-        self._execution = Execution(self._ended, host.clock)
+        self._execution = Execution(self._ended, host)
         self._about: dict[str, Any] = {}
         self._is_over = False
 
@@ -49,7 +48,7 @@ class Job:
         )
         self._about = {"hook": context.name, "hook_id": context.id, "attempt": context.attempt}
         body = self._definition.handler.bind(task.payload, context)
-        self._execution.start(body, Caller(context.idempotency_key).enter(copy_context()), self._host.pool)
+        self._execution.start(body, Caller(context.idempotency_key).enter(copy_context()))
         if task.HasField("timeout") and not self._host.terms.virtual_clock:
             self._execution.limit(task.timeout.ToTimedelta().total_seconds(), JobTimeoutError)
 
@@ -68,11 +67,6 @@ class Job:
         self._execution.abandon()
         self._reports.forget()
         self._leave()
-
-    @property
-    def function(self) -> asyncio.Task[Any] | None:
-        """The task that awaits the handler, if it is async."""
-        return self._execution.task
 
     @property
     def is_quiet(self) -> bool:

@@ -104,7 +104,8 @@ def to_retry(value: Retry | Mapping[str, Any]) -> Retry:
 def _check_count(name: str, value: float | None, least: int) -> None:
     if value is None or value == math.inf:
         return
-    if isinstance(value, bool) or value != int(value) or not least <= value <= _MOST_ATTEMPTS - 1 + least:
+    is_whole = isinstance(value, int | float) and not isinstance(value, bool) and value == value // 1
+    if not is_whole or not least <= value <= _MOST_ATTEMPTS - 1 + least:
         raise ValueError(
             f"{name} is a whole number from {least} to {_MOST_ATTEMPTS - 1 + least}, or math.inf: {value!r}"
         )

@@ -89,7 +89,7 @@ class Run:
         asked, self._asked = self._asked, []
         for call in asked:
             self._ask(call)
-        if self._function.task is None:
+        if not self._function.has_begun:
             self.run_number = task.run_number
             self._function.begin(task, WorkflowStep(self), self._function_ended)
         self._touch()
@@ -187,11 +187,6 @@ class Run:
         return self._function.definition.name, self._function.key
 
     @property
-    def function(self) -> asyncio.Task[Any] | None:
-        """The task that executes the workflow function, if it has begun."""
-        return self._function.task
-
-    @property
     def is_quiet(self) -> bool:
         """Whether a worker that leaves would interrupt nothing: no body executes, no report is on its way."""
         if self._reports.has_news or not self._reports.all_acked or not self._is_resting:
@@ -223,7 +218,7 @@ class Run:
         call.body, call.context = body, copy_context()
         call.options, call.policy = options, options.to_policy()
         self._calls[name] = call
-        if known is None or known.status != states.STEP_STATUS_WAITING:
+        if known is None or known.status == states.STEP_STATUS_PENDING:
             self._ask(call)
         elif self._reports.is_undecided(name):
             call.attempt = known.attempts
@@ -246,8 +241,7 @@ class Run:
 
     async def _recall(self, name: str, type: states.StepType.ValueType) -> pb.StepState | None:
         if self.phase is Phase.DROPPED or self._finish is not None:
-            await asyncio.sleep(0)  # else a function that catches it in a loop would block everybody's
-            raise asyncio.CancelledError("the run is no longer executed here")
+            await self._function.park()
         if name in self._calls:
             raise DuplicateStepKey(f"the step {name!r} is open already")
         return self._records.recall(name, type, self._host.terms.max_steps)
@@ -316,8 +310,7 @@ class Run:
 
     def _begin(self, call: StepCall) -> None:
         self._move(call, CallState.EXECUTING)
-        caller = Caller(*self._function.identity, call.name)
-        call.execute(self._body_ended, caller, self._host.pool, self._host.clock)
+        call.execute(self._body_ended, Caller(*self._function.identity, call.name), self._host)
         self._begun.append(call)
 
     def _body_ended(self, call: StepCall, outcome: Outcome) -> None:
@@ -369,7 +362,7 @@ class Run:
             call.settle(state, error)
         elif state.attempts >= call.attempt:  # else it is older than the execution that is under way
             self._stop_body(call)
-            if call.body is not None and state.status != states.STEP_STATUS_WAITING:
+            if call.body is not None and state.status == states.STEP_STATUS_PENDING:
                 self._ask(call)
 
     def _stop_body(self, call: StepCall) -> None:
@@ -409,7 +402,7 @@ class Run:
         calls, self._calls, self._asked, self._busy = self._calls, {}, [], 0
         for call in calls.values():
             call.abandon()
-        self._function.cancel()
+        self._function.leave(self._host)
         for call in calls.values():  # also those that the function left to tasks of its own
             call.future.cancel()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from functools import partial
 from typing import Any, TypeVar, get_type_hints
 
 _DESCRIPTION_CHARACTERS = 1024
@@ -21,6 +22,14 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         return get_type_hints(function)
     except (NameError, TypeError):
         return {}
+
+
+def is_generator(function: Callable[..., Any]) -> bool:
+    """Whether calling the function, or the object, executes nothing but makes a generator."""
+    while isinstance(function, partial):
+        function = function.func
+    called = function if inspect.isroutine(function) else type(function).__call__
+    return inspect.isgeneratorfunction(called) or inspect.isasyncgenfunction(called)
 
 
 def concrete(hint: Any) -> Any:

@@ -188,7 +188,7 @@ class WorkflowStep:
 
         `into` is a type to build the event's payload into.
         """
-        if not _EVENT_TYPE.fullmatch(type):
+        if not isinstance(type, str) or not _EVENT_TYPE.fullmatch(type):
             raise ValueError(
                 f'INVALID_EVENT_TYPE: 1 to 100 letters, digits, "-" or "_", not beginning with "-": {type!r}'
             )
@@ -236,6 +236,8 @@ def _options(*configs: Config) -> StepOptions:
     if unknown:
         raise TypeError(f"a step has retries and timeout, not {', '.join(sorted(unknown))}")
     retries, timeout = given.get("retries"), given.get("timeout")
+    if timeout is not None and not to_timedelta(timeout):
+        raise ValueError(f"the timeout of a step is longer than nothing, not {timeout!r}")
     return StepOptions(
         None if retries is None else to_retry(retries),
         None if timeout is None else to_timedelta(cast("DurationLike", timeout)),

@@ -18,6 +18,7 @@ from typing import (
     overload,
 )
 
+from stepwell.bodies import is_async
 from stepwell.signatures import concrete, first_line, hints_of
 from stepwell.steps import WorkflowStep
 
@@ -98,6 +99,8 @@ def workflow(
         raise TypeError('a workflow has a name: write @workflow("...")')
 
     def define(function: Callable[[WorkflowEvent[P], WorkflowStep], Awaitable[R]]) -> WorkflowDefinition[P, R]:
+        if not is_async(function):
+            raise TypeError(f"the workflow {name!r} is not async: write async def, without yield")
         params_type, result_type = _hinted_types(function)
         return WorkflowDefinition(
             _checked_name(name), first_line(function.__doc__), params_type, result_type, lambda _client: function
