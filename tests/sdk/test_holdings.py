@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
 from stepwell import App, WorkflowEntrypoint, workflow
+from stepwell.durations import to_datetime
 from stepwell.holdings import Capacity, Holdings
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
@@ -463,3 +465,19 @@ async def test_idle_time_counts_from_the_welcome_or_the_end_of_the_last_task(wor
     await worker.ack(2, released=True)
     worker.clock.advance(2)
     assert worker.holdings.idle_for() == 2
+
+
+async def test_the_database_s_clock_is_known_from_the_newest_answer_and_never_too_early() -> None:
+    worker = Worker()
+    worker.clock.advance(100)
+    worker.holdings.greets()
+    worker.clock.advance(5)
+    worker.holdings.welcomed(pb.Welcome(database_id="db", now=Timestamp(seconds=1_000)))
+    terms = worker.holdings.terms
+    assert terms.timers(105).latest == to_datetime(Timestamp(seconds=1_005)) + terms.max_timer
+
+    worker.holdings.heartbeat()
+    worker.clock.advance(10)
+    await worker.receive(heartbeat=pb.ServerHeartbeat(heartbeat_number=1, now=Timestamp(seconds=2_000)))
+    terms = worker.holdings.terms
+    assert terms.timers(115).latest == to_datetime(Timestamp(seconds=2_010)) + terms.max_timer

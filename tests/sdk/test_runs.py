@@ -454,24 +454,6 @@ async def test_a_step_in_the_state_pending_is_executed_as_the_next_attempt(stage
     assert stage.take()[0].step_done.attempt == 3
 
 
-@pytest.mark.parametrize(
-    ("call", "told"),
-    [
-        (lambda step: step.do("a", lambda: 1, timeout=0), "the timeout of a step"),
-        (lambda step: step.wait_for_event("a", type=None), "INVALID_EVENT_TYPE"),
-    ],
-)
-async def test_an_argument_of_a_step_that_cannot_be_is_raised_into_the_function(
-    stage: Stage, call: Any, told: str
-) -> None:
-    async def order(event: Any, step: Any) -> None:
-        with pytest.raises(ValueError, match=told):
-            await call(step)
-
-    await stage.begin(order)
-    assert stage.take()[-1].finish.HasField("failure") is False
-
-
 async def test_a_step_in_a_status_of_a_newer_server_is_not_executed(stage: Stage) -> None:
     async def order(event: Any, step: Any) -> None:
         await step.do("a", lambda: pytest.fail("executed"))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+from datetime import UTC
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from stepwell.hosts import Phase
 from stepwell.runs import Run
 from stepwell.terms import Terms
 from stepwell.v1 import workers_pb2 as pb
-from tests.sdk.stage import Stage, in_a_word, pending, settle, slept, waiting
+from tests.sdk.stage import LATER, Stage, in_a_word, pending, settle, slept, waiting
 
 
 async def three_steps(event: Any, step: Any) -> Any:
@@ -194,6 +195,21 @@ async def test_a_refused_frame_ends_the_run_with_its_reason(stage: Stage) -> Non
 
     (finish,) = stage.take()
     assert (finish.number, finish.finish.failure.name) == (2, "PAYLOAD_TOO_LARGE")
+
+
+async def test_a_refusal_that_follows_from_another_does_not_hide_why_the_run_ended(stage: Stage) -> None:
+    async def order(event: Any, step: Any) -> None:
+        await step.sleep_until("a", LATER.ToDatetime(UTC))
+
+    run = await stage.begin(order)
+    assert stage.kinds() == ["wait:a", "suspend"]
+
+    run.refused(1, "DURATION_OUT_OF_RANGE", "too long")
+    run.refused(2, "INVALID_FIELD", "nothing waits")
+    await settle()
+
+    (finish,) = stage.take()
+    assert (finish.number, finish.finish.failure.name) == (3, "DURATION_OUT_OF_RANGE")
 
 
 async def test_frames_after_a_refused_one_are_kept_but_set_nothing_off(stage: Stage) -> None:

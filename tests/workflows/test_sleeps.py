@@ -88,6 +88,20 @@ async def test_a_sleep_is_at_most_a_year(harness: StartHarness) -> None:
     assert (await longest.status()).status == Status.COMPLETE
 
 
+async def test_a_sleep_until_an_instant_beyond_a_year_fails_for_that_reason(harness: StartHarness) -> None:
+    h = await harness()
+    instant = await h.now() + YEAR + HOUR
+
+    @workflow("until")
+    async def until(event, step):
+        await step.sleep_until("too far", instant)
+
+    await h.start_worker(App(workflows=[until]))
+    error = (await (await h.start(until)).status()).error
+
+    assert error is not None and error.name == "DURATION_OUT_OF_RANGE"
+
+
 @pytest.mark.parametrize("cache", [1000, 0], ids=["in-memory", "replayed"])
 async def test_sleeps_in_sequence_take_their_time_each(harness: StartHarness, cache: int) -> None:
     """Behaviour 119."""

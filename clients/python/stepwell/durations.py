@@ -70,7 +70,7 @@ def to_timestamp(value: InstantLike) -> Timestamp:
     elif isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"an instant is a datetime or milliseconds since the epoch: {value!r}")
     else:
-        since_epoch = timedelta(milliseconds=value)
+        since_epoch = _since_epoch(value)
     seconds, microseconds = divmod(since_epoch // _ONE_MICROSECOND, 1_000_000)
     return Timestamp(seconds=seconds, nanos=microseconds * 1_000)
 
@@ -78,6 +78,15 @@ def to_timestamp(value: InstantLike) -> Timestamp:
 def to_datetime(stamp: Timestamp) -> datetime:
     """An instant from the wire, in UTC."""
     return _EPOCH + timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1_000)
+
+
+def _since_epoch(milliseconds: float) -> timedelta:
+    try:
+        since_epoch = timedelta(milliseconds=milliseconds)
+        _EPOCH + since_epoch
+    except OverflowError:
+        raise ValueError(f"an instant lies in the years 1 to 9999: {milliseconds!r} milliseconds do not") from None
+    return since_epoch
 
 
 def _milliseconds_of(text: str) -> float:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
@@ -21,7 +21,7 @@ from stepwell.hosts import Phase, Work
 from stepwell.jobs import Job
 from stepwell.logs import ERROR, INFO, WARNING, log
 from stepwell.runs import Run
-from stepwell.terms import Terms, terms_of
+from stepwell.terms import Terms, origin_of, terms_of
 from stepwell.threads import Pool
 from stepwell.turns import Turns
 from stepwell.v1 import workers_pb2 as pb
@@ -68,11 +68,13 @@ class _Beats:
     number: int = 0
     sent: dict[int, tuple[float, list[_Held]]] = field(default_factory=dict)
 
-    def confirmed(self, number: int) -> None:
+    def confirmed(self, number: int) -> float | None:
+        sent_at = None
         for beat in [beat for beat in self.sent if beat <= number]:
             sent_at, renewed = self.sent.pop(beat)
             for held in renewed:
                 held.renew(sent_at)
+        return sent_at
 
 
 class Holdings:
@@ -120,7 +122,7 @@ class Holdings:
         False: the server believes that the worker holds what it has given up since its Hello. Another one must say so,
         or that would be nobody's until its lease is over.
         """
-        terms = terms_of(welcome)
+        terms = terms_of(welcome, self._greeted_at)
         if self.terms.database_id not in ("", terms.database_id):
             self.drop_everything()
         self.terms = terms
@@ -179,7 +181,7 @@ class Holdings:
             case "task_state" if held is not None and held.fence == frame.fence:
                 self._more_state(held, frame.task_state)
             case "heartbeat":
-                self._beats.confirmed(frame.heartbeat.heartbeat_number)
+                self._heartbeat(frame.heartbeat)
             case "stale" if held is not None and held.fence == frame.fence:
                 log(INFO, "lease_lost task_id=%s reason=%s", held.task_id, reason_name(frame.stale.reason))
                 self._drop(held)
@@ -323,6 +325,11 @@ class Holdings:
         self._outbox = [one for one in self._outbox if not (one.HasField("task_ack") and one.task_id in ids)]
         for held in unsaid:
             self._remove(held)
+
+    def _heartbeat(self, heartbeat: pb.ServerHeartbeat) -> None:
+        asked_at = self._beats.confirmed(heartbeat.heartbeat_number)
+        if asked_at is not None:  # clocks drift apart on a stream that lasts
+            self.terms = replace(self.terms, origin=origin_of(heartbeat.now, asked_at))
 
     def _more_state(self, held: _Held, state: pb.TaskState) -> None:
         if held.work is None:

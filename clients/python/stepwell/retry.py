@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, Literal, TypeAlias
 
-from stepwell.durations import DurationLike, to_duration, to_seconds
+from stepwell.durations import DurationLike, to_duration, to_seconds, to_timedelta, to_words
 from stepwell.v1 import common_pb2 as pb
 
 BackoffName: TypeAlias = Literal["constant", "linear", "exponential"]
@@ -19,6 +20,7 @@ _BACKOFFS: dict[BackoffName, pb.Backoff.ValueType] = {
 }
 _BACKOFF_NAMES = {number: name for name, number in _BACKOFFS.items()}
 _MOST_ATTEMPTS = 1_000_000
+_LONGEST_DELAY = timedelta(days=365)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +53,8 @@ class Retry:
             and to_seconds(self.max_delay) < to_seconds(self.delay)
         ):
             raise ValueError(f"max_delay must not be shorter than delay: {self.max_delay!r}, {self.delay!r}")
-        self.to_policy()  # so that a bad duration is refused where it is written
+        _check_delay("delay", self.delay)
+        _check_delay("max_delay", self.max_delay)
 
     def attempts(self) -> float | None:
         """How many executions there may be in all; None if that is left to the server."""
@@ -99,6 +102,11 @@ def from_policy(policy: pb.RetryPolicy) -> Retry:
 def to_retry(value: Retry | Mapping[str, Any]) -> Retry:
     """The policy itself, or one made of a mapping with the same keys."""
     return value if isinstance(value, Retry) else Retry(**value)
+
+
+def _check_delay(name: str, value: DurationLike | None) -> None:
+    if value is not None and to_timedelta(value) > _LONGEST_DELAY:
+        raise ValueError(f"the {name} of a retry is at most {to_words(_LONGEST_DELAY)}, not {value!r}")
 
 
 def _check_count(name: str, value: float | None, least: int) -> None:

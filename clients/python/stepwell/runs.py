@@ -13,7 +13,6 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextvars import copy_context
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from stepwell import payloads, records
@@ -26,7 +25,7 @@ from stepwell.logs import WARNING, log
 from stepwell.records import StepRecords
 from stepwell.reports import Report, Reports
 from stepwell.requests import Caller
-from stepwell.steps import StepOptions, WorkflowStep
+from stepwell.steps import StepOptions, Timers, WorkflowStep
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Failure
@@ -142,9 +141,15 @@ class Run:
         if report.frame.finish.HasField("failure"):
             self.drop()  # there is nothing left to say
             return
+        has_failed = self._finish is not None and self._finish.HasField("failure")
+        if has_failed and self.phase is Phase.FINISHING:
+            return
         self.phase = Phase.HELD
         self._reports.defuse()
-        self._end(pb.Finish(failure=Failure(name=reason, message=message)))
+        if has_failed:  # the first refusal says why, those that follow from it do not
+            self._touch()
+        else:
+            self._end(pb.Finish(failure=Failure(name=reason, message=message)))
 
     def cancel_step(self, name: str) -> None:
         """The server has timed out the body that executes: stop it, and wait for what the server decides."""
@@ -205,9 +210,9 @@ class Run:
     # What the workflow function asks, through its WorkflowStep.
 
     @property
-    def max_timer(self) -> timedelta:
-        """The longest wait that the server stores."""
-        return self._host.terms.max_timer
+    def timers(self) -> Timers:
+        """How far ahead the server lets a step wait."""
+        return self._host.terms.timers(self._host.clock.now())
 
     async def do(self, name: str, body: Body, options: StepOptions) -> pb.StepState:
         """Execute a body unless its result is known already."""

@@ -52,12 +52,20 @@ class ReceivedEvent(Generic[T]):
     timestamp: datetime
 
 
+@dataclass(frozen=True, slots=True)
+class Timers:
+    """How far ahead the server lets a step wait: so long, and until then; None if only the server can tell that."""
+
+    longest: timedelta
+    latest: datetime | None = None
+
+
 class StepEngine(Protocol):
     """What executes steps: the run that the workflow function belongs to."""
 
     @property
-    def max_timer(self) -> timedelta:
-        """The longest wait that the server stores."""
+    def timers(self) -> Timers:
+        """How far ahead the server lets a step wait."""
 
     async def do(self, name: str, body: Body, options: StepOptions) -> pb.StepState:
         """Execute a body unless its result is known already."""
@@ -137,6 +145,8 @@ class WorkflowStep:
         configs = [arg for arg in args if arg is not None and not callable(arg)]
         _check_call(name, functions, configs)
         options = _options(*configs, config)
+        if options.timeout is not None:
+            self._check("timeout of a step", options.timeout)
         if functions:
             return self._do(name, functions[0], options, into)
 
@@ -151,12 +161,17 @@ class WorkflowStep:
 
     async def sleep(self, name: str, duration: DurationLike) -> None:
         """Wait this long, from the first time on that the step is reached."""
-        length = self._checked(to_timedelta(duration))
+        length = to_timedelta(duration)
+        self._check("duration of a sleep", length)
         await self._engine.wait(pb.Wait(name=name, sleep=to_duration(length)))
 
     async def sleep_until(self, name: str, instant: InstantLike) -> None:
         """Wait for an instant: a datetime with a time zone, or milliseconds since the epoch."""
-        await self._engine.wait(pb.Wait(name=name, sleep_until=to_timestamp(instant)))
+        until, timers = to_timestamp(instant), self._engine.timers
+        if timers.latest is not None and to_datetime(until) > timers.latest:
+            longest = to_words(timers.longest)
+            raise ValueError(f"the instant of a sleep is at most {longest} ahead, not {to_datetime(until)}")
+        await self._engine.wait(pb.Wait(name=name, sleep_until=until))
 
     @overload
     async def wait_for_event(
@@ -193,10 +208,10 @@ class WorkflowStep:
                 f'INVALID_EVENT_TYPE: 1 to 100 letters, digits, "-" or "_", not beginning with "-": {type!r}'
             )
         length = to_timedelta(timeout)
-        if not _SHORTEST_EVENT_WAIT <= length <= self._engine.max_timer:
-            raise ValueError(
-                f"WAIT_FOR_EVENT_TIMEOUT_RANGE: from 1 second to {to_words(self._engine.max_timer)}, not {timeout!r}"
-            )
+        longest = self._engine.timers.longest
+        if not _SHORTEST_EVENT_WAIT <= length <= longest:
+            told = f"the timeout is from 1 second to {to_words(longest)}, not {timeout!r}"
+            raise ValueError(f"WAIT_FOR_EVENT_TIMEOUT_RANGE: {told}")
         wait = pb.EventWait(type=type, timeout=to_duration(length))
         state = await self._engine.wait(pb.Wait(name=name, event=wait))
         return ReceivedEvent(state.event_type or type, from_payload(state.result, into), to_datetime(state.event_at))
@@ -205,10 +220,10 @@ class WorkflowStep:
         state = await self._engine.do(name, body, options)
         return from_payload(state.result, into)
 
-    def _checked(self, length: timedelta) -> timedelta:
-        if length > self._engine.max_timer:
-            raise ValueError(f"a wait is at most {to_words(self._engine.max_timer)}, not {to_words(length)}")
-        return length
+    def _check(self, argument: str, length: timedelta) -> None:
+        longest = self._engine.timers.longest
+        if length > longest:
+            raise ValueError(f"the {argument} is at most {to_words(longest)}, not {to_words(length)}")
 
 
 _NO_OPTIONS = StepOptions()

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 
 from google.protobuf.duration_pb2 import Duration
+from google.protobuf.timestamp_pb2 import Timestamp
 
+from stepwell.durations import to_datetime
+from stepwell.steps import Timers
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.server_pb2 import Limits
 
@@ -29,6 +32,7 @@ class Terms:
     ack_window: float = 10.0
     max_credit: int = 1_000_000
     database_id: str = ""
+    origin: datetime | None = None  # the database's time at 0 of the worker's clock, or a little later
 
     @property
     def holds_for(self) -> float:
@@ -40,9 +44,23 @@ class Terms:
         """Seconds without a turn of its loop after which a worker trusts no task that was sent to it meanwhile."""
         return max(self.ack_window, self.heartbeat_interval) / 2
 
+    def timers(self, at: float) -> Timers:
+        """How far ahead a step may wait from this second of the worker's clock on.
 
-def terms_of(welcome: pb.Welcome) -> Terms:
-    """The terms that a Welcome offers; what it leaves out is the default."""
+        A virtual clock may have moved since it was heard of: only the server can tell its time.
+        """
+        if self.origin is None or self.virtual_clock:
+            return Timers(self.max_timer)
+        return Timers(self.max_timer, self.origin + timedelta(seconds=at) + self.max_timer)
+
+
+def origin_of(now: Timestamp, asked_at: float) -> datetime | None:
+    """The database's time at 0 of the worker's clock, by an answer to what was sent then. It is never too early."""
+    return to_datetime(now) - timedelta(seconds=asked_at) if now.seconds else None
+
+
+def terms_of(welcome: pb.Welcome, greeted_at: float) -> Terms:
+    """The terms that a Welcome offers; what it leaves out is the default. `greeted_at` is when its Hello was sent."""
     default = Terms()
     policy = welcome.default_step_policy
     limits = welcome.limits
@@ -58,6 +76,7 @@ def terms_of(welcome: pb.Welcome) -> Terms:
         ack_window=_seconds(welcome.ack_window, default.ack_window),
         max_credit=welcome.max_credit or default.max_credit,
         database_id=welcome.database_id,
+        origin=origin_of(welcome.now, greeted_at),
     )
 
 
