@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass, field
-from datetime import datetime
-from enum import StrEnum
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from enum import Enum, IntEnum, StrEnum
 from typing import Any, Dict, List, Optional, Set, Tuple  # noqa: UP035 - which people still write
+from uuid import UUID
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
 
 from stepwell import PayloadInvalid
 from stepwell.payloads import build, from_payload, to_json, to_payload
@@ -44,6 +46,66 @@ class Basket:
 class Person(BaseModel):
     name: str
     age: int = 0
+    height: float = 1.5
+
+
+class Size(IntEnum):
+    SMALL = 1
+
+
+class Season(Enum):
+    SUMMER = date(2026, 6, 21)
+    WINTER = (12, 21)
+
+
+@dataclass
+class Kinds:
+    at: datetime
+    day: date
+    key: UUID
+    amount: Decimal
+    raw: bytes
+    size: Size
+    season: Season
+    names: set[str]
+    days: frozenset[date]
+    keys: dict[str, list[UUID]]
+    maybe: datetime | None = None
+
+
+class StrictKinds(BaseModel):
+    """As strict as a model can be, so that nothing is taken for what it is not."""
+
+    model_config = ConfigDict(strict=True, ser_json_bytes="base64", val_json_bytes="base64")
+
+    at: datetime
+    day: date
+    key: UUID
+    amount: Decimal
+    raw: bytes
+    size: Size
+    names: set[str]
+    days: frozenset[date]
+
+
+class Tagged(BaseModel):
+    model_config = ConfigDict(serialize_by_alias=True)
+
+    tags: set[str] = Field(serialization_alias="Tags")
+    by_name: dict[str, list[frozenset[str]]]
+    root: RootModel[set[str]]
+
+
+SCALARS: dict[str, st.SearchStrategy[Any]] = {
+    "at": st.datetimes(timezones=st.none() | st.timezones(), allow_imaginary=False),
+    "day": st.dates(),
+    "key": st.uuids(),
+    "amount": st.decimals(allow_nan=False, allow_infinity=False),
+    "raw": st.binary(),
+    "size": st.sampled_from(Size),
+    "names": st.sets(st.text()),
+    "days": st.frozensets(st.dates()),
+}
 
 
 @given(JSON)
@@ -57,6 +119,63 @@ def test_dataclasses_go_out_and_come_back() -> None:
     basket = Basket([Item(1), Item(2)], Item(3), {"x": Item(4)})
 
     assert build(Basket, from_payload(Payload(json=to_json(basket)))) == basket
+
+
+def there_and_back(value: Any, into: Any) -> Any:
+    return from_payload(Payload(json=to_json(value)), into)
+
+
+@given(
+    st.builds(
+        Kinds,
+        **SCALARS,
+        season=st.sampled_from(Season),
+        keys=st.dictionaries(st.text(), st.lists(st.uuids())),
+        maybe=st.none() | st.datetimes(),
+    )
+)
+def test_what_json_has_no_word_for_comes_back_in_dataclasses(kinds: Kinds) -> None:
+    assert there_and_back(kinds, Kinds) == kinds
+
+
+@given(st.builds(dict, **{name: kind for name, kind in SCALARS.items() if name != "at"}), st.datetimes())
+def test_what_json_has_no_word_for_comes_back_in_models(values: dict[str, Any], at: datetime) -> None:
+    kinds = StrictKinds(**values, at=at)
+
+    assert there_and_back(kinds, StrictKinds) == kinds
+
+
+@pytest.mark.parametrize(
+    ("value", "into", "text"),
+    [
+        (datetime(2026, 1, 2, 3, tzinfo=UTC), datetime, '"2026-01-02T03:00:00+00:00"'),
+        (date(2026, 1, 2), date, '"2026-01-02"'),
+        (UUID(int=1), UUID, '"00000000-0000-0000-0000-000000000001"'),
+        (Decimal("1.10"), Decimal, '"1.10"'),
+        (b"\xff\x00", bytes, '"/wA="'),
+        (Size.SMALL, Size, "1"),
+        (Season.WINTER, Season, "[12,21]"),
+        ({"b", "a"}, set, '["a","b"]'),
+        ({date(2026, 1, 2), date(2026, 1, 1)}, set[date], '["2026-01-01","2026-01-02"]'),
+        (frozenset({frozenset({2, 1})}), frozenset[frozenset[int]], "[[1,2]]"),
+        ([UUID(int=1)], list[UUID], '["00000000-0000-0000-0000-000000000001"]'),
+    ],
+)
+def test_a_value_is_written_in_one_way_and_read_by_its_annotation(value: Any, into: Any, text: str) -> None:
+    assert to_json(value) == text
+    assert there_and_back(value, into) == value
+
+
+def test_sets_are_written_in_one_order_also_within_models() -> None:
+    names = [f"name-{number}" for number in range(20)]
+    ordered = sorted(names)
+    tagged = Tagged(tags=set(names), by_name={"a": [frozenset(names)]}, root=RootModel[set[str]](set(names)))
+
+    assert from_payload(Payload(json=to_json(tagged))) == {
+        "Tags": ordered,
+        "by_name": {"a": [ordered]},
+        "root": ordered,
+    }
 
 
 def test_models_go_out_and_come_back() -> None:
@@ -94,6 +213,11 @@ def test_a_generic_type_that_names_no_item_types_takes_any(into: Any, value: Any
         (Item, {"sku": "3"}, "sku: expected int, got str"),
         (dict[str, list[Item]], {"a": [{"sku": 1}, {"sku": None}]}, "a: item 1: sku: expected int, got NoneType"),
         (tuple[Item, Color], [{"sku": 1}, "blue"], "item 1: 'blue' is not a valid Color"),
+        (dict[str, datetime], {"at": "soon"}, "at: 'soon' is not a valid datetime"),
+        (list[Decimal], ["1", "x"], "item 1: 'x' is not a valid Decimal"),
+        (list[bytes], ["*"], "item 0: '*' is not a valid bytes"),
+        (dict[str, UUID], {"key": 5}, "key: expected UUID as text, got int"),
+        (set[int], {"a": 1}, "expected set, got dict"),
     ],
 )
 def test_what_does_not_fit_says_where_it_stands(into: Any, value: Any, why: str) -> None:
@@ -109,9 +233,23 @@ def test_what_does_not_fit_is_refused(into: Any, value: Any) -> None:
         build(into, value)
 
 
-@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), {1, 2}, datetime(2026, 1, 1), object(), "\ud800", b"x"])  # noqa: DTZ001
+@pytest.mark.parametrize("wrong", [float("nan"), float("inf"), object(), "\ud800", pytest.param(10**5000, id="huge")])
 def test_what_is_not_json_is_refused(wrong: Any) -> None:
     with pytest.raises(PayloadInvalid, match="not JSON"):
+        to_payload(wrong)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "why"),
+    [
+        ({"a": [1, float("nan")]}, "not JSON: a: item 1: Out of range float"),
+        (Basket([Item(1), Item(10**5000)]), "not JSON: items: item 1: sku: Exceeds the limit"),
+        ({"names": {1, object()}}, "not JSON: names: "),
+        (Person(name="Ann", height=float("inf")), "not JSON: height: Out of range float"),
+    ],
+)
+def test_what_is_not_json_is_refused_by_its_place(wrong: Any, why: str) -> None:
+    with pytest.raises(PayloadInvalid, match=why):
         to_payload(wrong)
 
 

@@ -163,7 +163,7 @@ async def test_what_is_not_retryable_says_so(stage: Stage) -> None:
 
 
 async def test_a_result_that_is_not_json_fails_that_step_for_good(stage: Stage) -> None:
-    run = await stage.begin(flaky_order(lambda: {1, 2}))
+    run = await stage.begin(flaky_order(lambda: object()))
 
     failure = stage.take()[0].step_failed.failure
     assert (failure.name, failure.non_retryable) == ("StepResultInvalid", True)

@@ -1,4 +1,8 @@
-"""User data on the wire: JSON text, made of plain values, dataclasses and pydantic models, and read back into them."""
+"""User data on the wire: JSON text, made of plain values, dataclasses and pydantic models, and read back into them.
+
+Dates, UUIDs, decimals and bytes are written as text, an enum as its value, and a set as a list in one order: the ids of
+requests are made of what is written, so equal values are written alike in every process.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +10,14 @@ import dataclasses
 import json
 import sys
 import types
+from base64 import b64decode, b64encode
+from collections.abc import Callable, Iterable
+from datetime import date, datetime
+from decimal import Decimal
 from enum import Enum
-from functools import cache
+from functools import cache, partial
 from typing import Any, Union, get_args, get_origin, get_type_hints
+from uuid import UUID
 
 from stepwell.errors import PayloadInvalid, text_of
 from stepwell.v1.common_pb2 import Payload
@@ -16,6 +25,15 @@ from stepwell.v1.server_pb2 import Limits
 
 _DEFAULT_BYTES = 1024 * 1024
 _DEFAULT_DEPTH = 64
+
+# How a type is written as text, and read from it. A datetime is a date as well, and so comes first.
+_TEXTS: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
+    datetime: (datetime.isoformat, datetime.fromisoformat),
+    date: (date.isoformat, date.fromisoformat),
+    UUID: (str, UUID),
+    Decimal: (str, Decimal),
+    bytes: (lambda value: b64encode(value).decode(), partial(b64decode, validate=True)),
+}
 
 
 def to_payload(value: Any, limits: Limits | None = None) -> Payload | None:
@@ -35,7 +53,7 @@ def to_json(value: Any) -> str:
     try:
         return _ENCODER.encode(value)
     except Exception as error:  # also of a serializer or a property of the user's
-        raise PayloadInvalid(f"not JSON: {text_of(error)}") from error
+        raise PayloadInvalid(f"not JSON: {text_of(_place(value))}{text_of(error)}") from error
 
 
 def from_payload(payload: Payload, into: Any = None) -> Any:
@@ -62,8 +80,8 @@ def build(into: Any, value: Any) -> Any:
     origin, args = get_origin(into), get_args(into)
     if origin in (Union, types.UnionType):
         return _build_union(args, value)
-    if origin in (list, tuple, set, frozenset) and isinstance(value, list):
-        return _build_items(origin, args, value)
+    if (origin or into) in (list, tuple, set, frozenset) and isinstance(value, list):
+        return _build_items(origin or into, args, value)
     if origin is dict and isinstance(value, dict):
         item_type = args[1] if args else None
         return {key: _build_part(key, item_type, item) for key, item in value.items()}
@@ -74,16 +92,40 @@ def _build_plain(into: Any, value: Any) -> Any:
     if not isinstance(into, type):
         return value
     if is_model(into):
-        return into.model_validate(value)  # type: ignore[attr-defined]
+        # As JSON, from which also a strict model takes dates and sets.
+        return into.model_validate_json(json.dumps(value))  # type: ignore[attr-defined]
     if dataclasses.is_dataclass(into):
         return _build_dataclass(into, value)
     if issubclass(into, Enum):
-        return into(value)
+        return _build_enum(into, value)
+    if into in _TEXTS:
+        return _build_from_text(into, value)
     if into is float and isinstance(value, int):
         return float(value)
-    if into in (str, int, float, bool, list, dict, type(None)) and not isinstance(value, into):
+    if into in (str, int, float, bool, list, tuple, set, frozenset, dict, type(None)) and not isinstance(value, into):
         raise TypeError(f"expected {into.__name__}, got {type(value).__name__}")
     return value
+
+
+def _build_enum(into: type[Enum], value: Any) -> Enum:
+    try:
+        return into(value)
+    except ValueError:
+        for member in into:  # whose value may be one that is written as another, such as a date or a tuple
+            if json.loads(to_json(member.value)) == value:
+                return member
+        raise
+
+
+def _build_from_text(into: type, value: Any) -> Any:
+    if into is Decimal and type(value) in (int, float):
+        value = str(value)
+    if not isinstance(value, str):
+        raise TypeError(f"expected {into.__name__} as text, got {type(value).__name__}")
+    try:
+        return _TEXTS[into][1](value)
+    except (ValueError, ArithmeticError) as error:
+        raise ValueError(f"{value[:100]!r} is not a valid {into.__name__}") from error
 
 
 def is_model(cls: type) -> bool:
@@ -136,13 +178,71 @@ def _build_items(origin: Any, args: tuple[Any, ...], value: list[Any]) -> Any:
 def _plain(value: Any) -> Any:
     """What json is to take instead of a value that it does not know."""
     if is_model(type(value)):
-        return value.model_dump(mode="json")
+        return _in_order(value.model_dump(mode="json"), value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, set | frozenset):
+        return _ordered(value)
+    for kind, (write, _) in _TEXTS.items():
+        if isinstance(value, kind):
+            return write(value)
     raise TypeError(f"{type(value).__name__} is not a JSON value; convert it to text, a number, a list or a dict")
 
 
 _ENCODER = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"), default=_plain)
+
+
+def _ordered(items: Iterable[Any]) -> list[Any]:
+    return sorted(items, key=_ENCODER.encode)
+
+
+def _in_order(dumped: Any, value: Any) -> Any:
+    """What pydantic made of a value, with its sets in one order: pydantic leaves them in that of their hashes."""
+    if is_model(type(value)) and not isinstance(dumped, dict):
+        return _in_order(dumped, getattr(value, "root", None))
+    if isinstance(dumped, list) and isinstance(value, list | tuple | set | frozenset) and len(dumped) == len(value):
+        parts = [_in_order(*pair) for pair in zip(dumped, value, strict=True)]
+        return _ordered(parts) if isinstance(value, set | frozenset) else parts
+    if not isinstance(dumped, dict):
+        return dumped
+    if isinstance(value, dict):
+        named = dict(zip(dumped, value.values(), strict=False))
+    else:
+        fields = getattr(type(value), "model_fields", {})
+        named = {field.serialization_alias: getattr(value, name) for name, field in fields.items()}
+    return {key: _in_order(part, named.get(key, getattr(value, key, None))) for key, part in dumped.items()}
+
+
+def _place(value: Any) -> str:
+    """Where in a value the part stands that cannot be written, such as "items: item 1: "; "" if that is all of it."""
+    place = ""
+    for _ in range(_DEFAULT_DEPTH):
+        wrong = next(((name, part) for name, part in _parts(value) if not _is_written(part)), None)
+        if wrong is None:
+            return place
+        name, value = wrong
+        place += f"{name}: "
+    return ""  # within itself, or too deep to be told
+
+
+def _parts(value: Any) -> Iterable[tuple[Any, Any]]:
+    try:
+        held = value if isinstance(value, dict | list | tuple | set | frozenset) else _plain(value)
+    except Exception:
+        return ()
+    if isinstance(held, dict):
+        return held.items()
+    return ((f"item {at}", item) for at, item in enumerate(held)) if isinstance(held, list | tuple) else ()
+
+
+def _is_written(value: Any) -> bool:
+    try:
+        _ENCODER.encode(value)
+    except Exception:
+        return False
+    return True
 
 
 def _size(text: str) -> int:
