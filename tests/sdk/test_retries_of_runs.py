@@ -167,7 +167,7 @@ async def test_a_result_that_is_not_json_fails_that_step_for_good(stage: Stage) 
 
     failure = stage.take()[0].step_failed.failure
     assert (failure.name, failure.non_retryable) == ("StepResultInvalid", True)
-    assert "'a'" in failure.message and "set" in failure.message
+    assert "'a'" in failure.message and "object" in failure.message
     run.drop()
 
 

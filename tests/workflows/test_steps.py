@@ -252,7 +252,7 @@ async def test_every_branch_ends_at_its_own_time(harness: StartHarness) -> None:
     assert (await instance.status()).status == Status.COMPLETE
 
 
-@pytest.mark.parametrize("result", [object(), {1, 2}, math.nan, "\ud800"], ids=["object", "set", "nan", "surrogate"])
+@pytest.mark.parametrize("result", [object(), math.nan, "\ud800"], ids=["object", "nan", "surrogate"])
 async def test_a_result_that_is_not_json_fails_its_step(harness: StartHarness, result: Any) -> None:
     """Behaviour 102."""
 
