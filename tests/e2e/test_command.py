@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from stepwell import __version__
-from tests.support.commands import stepwell
+from tests.support.commands import stepwell, stepwell_process
 from tests.support.servers import ServerProcess, start_process
 
 
@@ -19,11 +19,11 @@ async def running(sqlite_url: str) -> AsyncIterator[ServerProcess]:
 
 
 async def test_version() -> None:
-    assert await stepwell("version") == (0, f"{__version__}\n", "")
+    assert await stepwell_process("version") == (0, f"{__version__}\n", "")
 
 
 async def test_info_shows_what_the_server_says(running: ServerProcess) -> None:
-    code, out, _ = await stepwell("info", server=running.listen)
+    code, out, _ = await stepwell_process("info", server=running.listen)
     assert code == 0
     assert f"Stepwell {__version__} at {running.listen}" in out
     assert "sqlite" in out
@@ -33,7 +33,9 @@ async def test_info_shows_what_the_server_says(running: ServerProcess) -> None:
 
 
 async def test_namespaces_are_created_and_listed(running: ServerProcess) -> None:
-    created = await stepwell("namespace", "create", "billing", "--description", "invoices", server=running.listen)
+    created = await stepwell_process(
+        "namespace", "create", "billing", "--description", "invoices", server=running.listen
+    )
     assert created == (0, "created namespace billing\n", "")
     hostile = await stepwell("namespace", "create", "odd", "--description", "[bold]x[/y]", server=running.listen)
     assert hostile[0] == 0
@@ -63,7 +65,7 @@ async def test_a_refusal_is_one_line_and_an_exit_code(running: ServerProcess) ->
 
 
 async def test_migrate_makes_a_database_that_a_server_serves(sqlite_url: str) -> None:
-    code, out, err = await stepwell("migrate", "--database", sqlite_url)
+    code, out, err = await stepwell_process("migrate", "--database", sqlite_url)
     assert (code, err) == (0, "")
     assert out.startswith("the database is at schema 00")
 
@@ -72,7 +74,7 @@ async def test_migrate_makes_a_database_that_a_server_serves(sqlite_url: str) ->
 
 
 async def test_the_server_has_a_help_of_its_own() -> None:
-    code, out, _ = await stepwell("server", "--help")
+    code, out, _ = await stepwell_process("server", "--help")
 
     assert code == 0
     assert "--ops-listen HOST:PORT" in out

@@ -16,7 +16,7 @@ import pytest
 
 from stepwell.v1 import dispatchers_pb2 as pb
 from tests.sdk.fake_server import FakeServer, fake_server
-from tests.support.commands import start_command, stepwell
+from tests.support.commands import start_command, stepwell, stepwell_process
 
 PROGRAM = """
 from stepwell import App, workflow
@@ -91,18 +91,20 @@ async def test_a_dispatcher_waits_for_its_server_and_outlives_it(tmp_path: Path)
         address = first.address
     async with start_command("dispatcher", server=address, cwd=tmp_path) as sidecar:
         await sidecar.says(f"no server answers at {address} yet: waiting for it")
-        for _ in range(2):
+        for said in ("there", "back"):
             async with fake_server(address) as served:
+                await sidecar.says(f"the server at {address} is {said}")
                 served.dispatchers.handed_out = 1
                 served.dispatchers.change(0)
                 await until(served.dispatchers.passes)
+            await sidecar.says(f"the server at {address} is away: waiting for it")
         assert await sidecar.stop() == 0
 
 
 async def test_a_dispatcher_that_is_refused_says_why_and_ends(server: FakeServer) -> None:
     server.dispatchers.refuses = grpc.StatusCode.PERMISSION_DENIED
 
-    code, _, err = await stepwell("dispatcher", server=server.address)
+    code, _, err = await stepwell_process("dispatcher", server=server.address)
 
     assert (code, err) == (1, "stepwell: not now (PERMISSION_DENIED)\n")
 

@@ -12,6 +12,7 @@ import pytest
 
 from stepwell import App, Client, Worker, hook
 from tests.e2e.test_workflow_command import Typed
+from tests.support.commands import stepwell_process
 from tests.support.servers import Served
 
 LATER = "2999-01-01T00:00:00Z"
@@ -43,7 +44,10 @@ async def test_hooks_are_triggered_from_json_of_any_source(typed: Typed, tmp_pat
     file = tmp_path / "payload.json"
     file.write_text('{"n": 2}')
 
-    assert await typed("hook", "trigger", "note", "--id", "a", "-p", '{"n": 1}') == "triggered note a\n"
+    in_a_process = await stepwell_process(
+        "hook", "trigger", "note", "--id", "a", "-p", '{"n": 1}', server=typed.address
+    )
+    assert in_a_process == (0, "triggered note a\n", "")
     assert await typed("hook", "trigger", "note", "--id", "b", "-p", f"@{file}") == "triggered note b\n"
     assert await typed("hook", "trigger", "note", "--id", "c", "-p", "-", stdin='{"n": 3}') == "triggered note c\n"
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from stepwell import Client
-from tests.support.commands import start_command, stepwell
+from tests.support.commands import start_command, stepwell, stepwell_process
 from tests.support.servers import ServerProcess, start_process
 
 PROGRAM = '''
@@ -164,7 +164,9 @@ async def test_an_app_that_cannot_be_imported_is_shown_where_it_fails(tmp_path: 
 
 
 async def test_a_worker_without_a_server_gives_up(folder: Path) -> None:
-    code, _, err = await stepwell("worker", "program", "--connect-timeout", "1s", server="127.0.0.1:1", cwd=folder)
+    code, _, err = await stepwell_process(
+        "worker", "program", "--connect-timeout", "1s", server="127.0.0.1:1", cwd=folder
+    )
 
     assert code == 1
     assert err.splitlines()[-1].startswith("stepwell: no server answers at 127.0.0.1:1")
@@ -194,7 +196,7 @@ async def test_dev_joins_a_server_that_runs(server: ServerProcess, folder: Path)
 
 
 async def test_dev_ends_when_its_server_cannot_start(folder: Path, free_address: str) -> None:
-    code, _, err = await stepwell("dev", "program", "--database", "mysql://x", server=free_address, cwd=folder)
+    code, _, err = await stepwell_process("dev", "program", "--database", "mysql://x", server=free_address, cwd=folder)
 
     assert code == 1
     assert "database must begin with sqlite: or postgresql:" in err

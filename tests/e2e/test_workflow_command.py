@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 
 from stepwell import App, Client, Worker, WorkflowEvent, WorkflowStep, workflow
+from stepwell.v1 import workflows_pb2 as pb
+from tests.sdk.fake_server import fake_server
 from tests.support.commands import start_command, stepwell
 from tests.support.servers import Served
 
@@ -166,7 +168,7 @@ async def test_get_and_history_show_everything(typed: Typed) -> None:
     results = [entry["step"]["result"] for entry in history["entries"] if "step" in entry]
     assert results == [8, {"by": "Ada"}]
     assert await typed("workflow", "history", "order", "it", "--run", "7", code=1) == (
-        "stepwell: the instance has no such run (RUN_NOT_FOUND: run_number=7)\n"
+        "stepwell: the instance has no such run (RUN_NOT_FOUND: instance_id=it, run_number=7)\n"
     )
 
 
@@ -199,6 +201,18 @@ async def test_watch_ends_with_ctrl_c(typed: Typed, tmp_path: Path) -> None:
         await watching.says("order it is waiting")
         assert await watching.stop(signal.SIGINT) == 130
     assert not any("Traceback" in line for line in watching.lines)
+
+
+async def test_watch_says_that_the_server_is_away_and_back(tmp_path: Path) -> None:
+    async with fake_server() as first:
+        address = first.address
+    async with start_command("workflow", "watch", "order", "it", "--json", server=address, cwd=tmp_path) as watching:
+        for said in ("away: waiting for it", "back"):
+            async with fake_server(address) as served:
+                running = pb.Instance(workflow="order", instance_id="it", status=pb.INSTANCE_STATUS_RUNNING)
+                served.workflows.instances["it"] = running
+                await served.workflows.until_watched(1)
+            await watching.says(f"the server at {address} is {said}")
 
 
 async def test_refusals_are_one_line(typed: Typed) -> None:

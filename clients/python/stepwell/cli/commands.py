@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 
 import typer
 
@@ -38,10 +39,10 @@ def version() -> None:
     print(__version__)
 
 
-def run() -> int:
-    """Run the command line and return its exit code."""
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line, or these arguments, and return the exit code."""
     try:
-        app()
+        app(arguments)
     except (CallFailed, OSError) as error:
         print(f"stepwell: {error}", file=sys.stderr)
         return 1
