@@ -15,7 +15,7 @@ import grpc
 import typer
 
 from stepwell.apps import App
-from stepwell.cli import apps, arguments, logs, options, printing, stopping, wakes
+from stepwell.cli import apps, arguments, logs, options, presence, printing, stopping, wakes
 from stepwell.cli.summons import Summons, WakeUrl
 from stepwell.client import Client
 from stepwell.dispatchers import Dispatcher, PollingDispatcher, StreamDispatcher
@@ -125,14 +125,9 @@ def dispatcher(
 
 async def _serve(target: options.Target, settings: Settings, bounds: Mapping[str, Any]) -> None:
     """Dispatch until cancelled. CallFailed if the server refuses; one that is not there is waited for."""
-    async with target.client() as client:
+    async with target.client() as client, presence.told(client):
         server = ServerProcessor(client, **bounds)
-        try:
-            await server.next_wake()
-        except CallFailed as failure:
-            if failure.code not in _NOT_THERE:
-                raise
-            printing.print_line(f"no server answers at {target.server} yet: waiting for it")
+        await _answered(server)
         if settings.wake_url:
             post = WakeUrl(settings.wake_url, target.namespace, settings.wake_timeout.total_seconds())
             sidecar = settings.dispatcher(Summons(server, post), **_PAUSES_OF_POSTS)
@@ -143,6 +138,17 @@ async def _serve(target: options.Target, settings: Settings, bounds: Mapping[str
             await _run(sidecar, target, f"hosts {host.hosted} while that has no other worker", host.leave)
         else:
             await _run(settings.dispatcher(server), target, "has what is due handed out")
+
+
+async def _answered(server: ServerProcessor) -> None:
+    """Return once the server has answered. CallFailed if its answer is a refusal."""
+    while True:
+        try:
+            await server.next_wake()
+            return
+        except CallFailed as failure:
+            if failure.code not in _NOT_THERE:
+                raise
 
 
 async def _run(

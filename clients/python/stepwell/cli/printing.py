@@ -47,9 +47,12 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[Cell]], title: s
 
 def print_line(*parts: Cell) -> None:
     """Print one line, at once; like cells, its parts are plain text."""
-    console = Console()
-    console.print(Text.assemble(*map(to_text, parts)), soft_wrap=True)
-    console.file.flush()
+    _print(Console(), parts)
+
+
+def print_note(*parts: Cell) -> None:
+    """The same about the command itself, on standard error, where it does not mix with what was asked for."""
+    _print(Console(stderr=True), ("stepwell: ", *parts))
 
 
 def to_text(cell: Cell) -> Text:
@@ -102,6 +105,11 @@ def shortened(text: str) -> str:
     """The beginning of a text, on one line."""
     line = " ".join(text.split("\n"))
     return line if len(line) <= _LONGEST_TEXT else f"{line[: _LONGEST_TEXT - 1]}…"
+
+
+def _print(console: Console, parts: Sequence[Cell]) -> None:
+    console.print(Text.assemble(*map(to_text, parts)), soft_wrap=True)
+    console.file.flush()
 
 
 def _without_padding(line: list[Segment]) -> list[Segment]:

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from stepwell.cli import arguments, instances, options, printing
+from stepwell.cli import arguments, instances, options, presence, printing
 from stepwell.client import Client
 from stepwell.durations import to_datetime
 from stepwell.instances import Instance
@@ -38,6 +38,12 @@ def watch(
 async def _follow(client: Client, workflow: str, id: str, *, steps: bool, as_json: bool) -> Status:
     # Asked first, because the stream would wait for a server that is not there.
     await Instance(client, workflow, id).fetch(view=pb.INSTANCE_VIEW_BASIC)
+    async with presence.told(client):
+        return await _show(client, workflow, id, steps=steps, as_json=as_json)
+
+
+async def _show(client: Client, workflow: str, id: str, *, steps: bool, as_json: bool) -> Status:
+    """Print every change of the instance and return how it ended."""
     shown = ""
     with client.watches.follow(workflow, id, steps=steps) as follower:
         while True:
