@@ -301,8 +301,8 @@ async def _(on: Stage) -> Any:
 @case("FRAME_RATE")
 async def _(on: Stage) -> Any:
     on.patch(servicer, "FRAMES_PER_SECOND", 0)
-    for _ in range(41):
-        await on.worker.say(*[pb.WorkerFrame(task_ack=pb.TaskAck())] * 1000)
+    on.patch(servicer, "STRANGE", servicer.FRAMES_AT_ONCE + 1)
+    await on.worker.say(pb.WorkerFrame(task_ack=pb.TaskAck()))
     await on.worker.until_over()
     return of_stream(on.worker)
 

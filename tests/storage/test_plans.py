@@ -32,7 +32,7 @@ UNSERVED = 100_000
 BACKLOG = 50_000
 """Due tasks of the one handler that is served, all of the least urgent class."""
 CREDITS = 16
-MOST_PAGES = 100
+MOST_PAGES = 200
 FAR_FUTURE = 2**60
 PATIENCE = STICKY
 NOBODY_SERVES = [Handler("default", TaskKind.WORKFLOW, f"unserved{number}") for number in range(20)]
