@@ -25,6 +25,7 @@ from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows, status_name
 from tests.support.pages import blocks
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served, StartServer
 from tests.support.wakes import Sidecar
 from tests.support.workers import UnaryWorker
@@ -138,7 +139,7 @@ async def test_a_principal_has_so_many_streams_and_gets_places_back(guarded: Ser
     assert (error.code.name, error.reason) == ("RESOURCE_EXHAUSTED", "STREAM_LIMIT")
 
     streams[0].cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             with suppress(grpc.aio.AioRpcError):
                 streams.append(await opened())
@@ -210,7 +211,7 @@ async def test_calls_that_wait_are_answered_when_the_server_goes_away(
     await until_waiting(server, 4)
 
     draining = asyncio.create_task(server.app.drain(0))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         processed, waited, created, claimed = await answers
     await worker.close_side()
     await draining
@@ -227,13 +228,13 @@ async def test_a_wait_that_begins_while_the_server_goes_away_is_a_short_one(
     await flows.create("one")
     server.app._workflows.watches.drain()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         assert status_name((await flows.wait("one", 60)).status) == "QUEUED"
 
 
 async def until_waiting(server: Served, count: int) -> None:
     """Return once so many calls wait."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while server.app._admission._waiting.total != count:
             await asyncio.sleep(0.005)
 

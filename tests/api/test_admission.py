@@ -18,6 +18,7 @@ from stepwell_server.api.access import Principal
 from stepwell_server.api.admission import Admission, Bounds
 from stepwell_server.domain.errors import RateLimited, ServerBusy, StepwellError, StreamLimit
 from tests.support.errors import refusal
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served, StartServer
 
 POLICY = "tests.api.test_access:ReadersOnly"
@@ -183,7 +184,7 @@ async def test_health_refuses_services_that_it_does_not_know(sqlite_server: Serv
     unknown = health_pb2.HealthCheckRequest(service="no such service")
     watch = health.Watch(unknown)
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         assert (await refusal(health.Check(unknown))).code.name == "NOT_FOUND"
         assert (await watch.read()).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
         assert (await watch.code()).name == "NOT_FOUND"

@@ -36,6 +36,7 @@ from tests.api.conftest import Hire
 from tests.support import raw
 from tests.support.errors import refusal
 from tests.support.flows import Flows
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served, StartServer
 from tests.support.triggers import Triggers, item
 
@@ -377,7 +378,7 @@ async def test_other_protocols_on_the_port_are_hung_up_on(sqlite_server: Served,
     reader, writer = await asyncio.open_connection(host, int(port))
     writer.write(hello)
 
-    async with asyncio.timeout(15):
+    async with asyncio.timeout(PATIENCE):
         while await reader.read(4096):
             pass
     writer.close()

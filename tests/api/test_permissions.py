@@ -16,6 +16,7 @@ from tests.api.conftest import Hire
 from tests.support.contract import Method, methods
 from tests.support.errors import refusal
 from tests.support.flows import Flows
+from tests.support.patience import PATIENCE
 from tests.support.policies import all_but, known_as
 from tests.support.servers import Served, StartServer
 from tests.support.triggers import item as hook_item
@@ -149,7 +150,7 @@ async def test_a_stream_is_asked_again_about_namespaces_of_what_it_follows_and_n
         heard += (await watch.read()).changes
 
     Noting.asked.clear()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while (Category.READ, "default") not in Noting.asked:
             await asyncio.sleep(0.005)
 

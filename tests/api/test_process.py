@@ -15,6 +15,7 @@ from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows
 from tests.support.frames import begin, done, finish, opening, raised, returned, sleep, suspend
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served, StartServer
 from tests.support.triggers import Triggers, item, retry
 from tests.support.wakes import HOOK, WORKFLOW, Sidecar, is_due, unserved
@@ -228,7 +229,7 @@ async def test_who_waits_is_answered_when_the_last_has_ended(sidecar: Sidecar, e
         job = await worker.take()
         await job.report(*([finish()] if job.task.key == "ends" else [sleep("nap", 3600), suspend()]))
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         answer = await passing
 
     assert (answer.handed_out, answer.processed) == (2, 2)
@@ -242,7 +243,7 @@ async def test_what_was_lost_with_its_worker_was_not_processed(sidecar: Sidecar,
 
     await worker.break_off()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         answer = await passing
     assert (answer.handed_out, answer.processed) == (1, 0)
 
@@ -289,7 +290,7 @@ async def test_a_caller_who_goes_away_takes_nothing_along(
     passing = asyncio.create_task(sidecar.process(wait=60))
     await claiming.wait()
     passing.cancel()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while external.app.metrics.in_flight.labels("unary")._value.get():
             await asyncio.sleep(0.005)
     go_on.set()
@@ -335,7 +336,7 @@ async def test_a_long_filter_reaches_other_replicas_whole(
 
 
 async def _until_they_hear(*replicas: Served) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not all(one.app._hints.working for one in replicas):
             await asyncio.sleep(0.01)
 

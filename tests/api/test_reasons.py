@@ -25,6 +25,7 @@ from stepwell_server.storage.database import CommitUnknown, LostRace
 from tests.api.conftest import Hire
 from tests.support.flows import Flows
 from tests.support.frames import done, finish, returned, sleep, wait_for
+from tests.support.patience import PATIENCE
 from tests.support.reasons import documented
 from tests.support.refusals import Stage, of_item, of_stream
 from tests.support.servers import StartServer
@@ -329,13 +330,13 @@ async def _workers(on: Stage) -> set[str]:
 
 
 async def _until_hosted(on: Stage, worker_id: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while worker_id not in await _workers(on):
             pass
 
 
 async def _until_gone(on: Stage, worker_id: str) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while worker_id in await _workers(on):
             pass
 

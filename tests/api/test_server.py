@@ -19,6 +19,7 @@ from stepwell_server.api.listeners import service_names
 from stepwell_server.storage.migrate import MIGRATIONS
 from tests.support import raw
 from tests.support.errors import refusal
+from tests.support.patience import PATIENCE
 from tests.support.postgres import PostgresServer
 from tests.support.servers import Served, StartServer
 
@@ -64,7 +65,7 @@ async def test_a_replica_says_whether_it_hears_the_others(
     async def mode() -> int:
         return (await stub.GetServerInfo(pb.GetServerInfoRequest())).wake_mode
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while await mode() != pb.WAKE_MODE_HINTS:
             await asyncio.sleep(0.01)
         postgres.execute(
@@ -120,7 +121,7 @@ async def test_metrics_count_calls_by_method_and_code(sqlite_server: Served) -> 
         "stepwell_database_up 1.0",
     }
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             status, body = await http(sqlite_server, "GET /metrics")
             assert status == 200

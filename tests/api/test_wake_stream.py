@@ -18,6 +18,7 @@ from tests.api.conftest import Hire
 from tests.api.test_worker_stream import REVOCABLE, Revocable
 from tests.support.flows import Flows
 from tests.support.frames import returned
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served, StartServer
 from tests.support.triggers import Triggers, at
 from tests.support.wakes import HOOK, WORKFLOW, Sidecar, is_due, unserved, until_settled, waits, wake_at
@@ -156,7 +157,7 @@ async def test_numbers_never_go_back(sidecar: Sidecar, hooks: Triggers) -> None:
 async def test_a_slow_reader_gets_the_newest_only(external: Served, hooks: Triggers) -> None:
     now = await hooks.now()
     follow = external.app._dispatchers.follow(WakeFilter("default"), keepalive=30)
-    async with aclosing(follow) as wakes, asyncio.timeout(20):
+    async with aclosing(follow) as wakes, asyncio.timeout(PATIENCE):
         await anext(wakes)
         for number in range(50):  # and nobody reads
             await hooks.trigger(f"h{number}", process_at=now + 100 - number)
@@ -215,7 +216,7 @@ async def test_nothing_is_kept_of_a_follower_who_has_gone(external: Served, side
         await asyncio.gather(one.first(), other.first())
         assert len(external.app._dispatchers._feeds) == 1
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while external.app._dispatchers._feeds:
             await asyncio.sleep(0.005)
 

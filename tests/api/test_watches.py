@@ -19,6 +19,7 @@ from tests.api.conftest import Hire
 from tests.api.test_worker_stream import REVOCABLE, Revocable
 from tests.support.flows import Flows, status_name
 from tests.support.frames import done, finish, suspend, wait_for
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served, StartServer
 from tests.support.workers import HandWorker, Job, grant
 
@@ -48,7 +49,7 @@ class Watch:
 
     async def message(self) -> pb.WatchInstancesResponse | None:
         """The next message, perhaps an empty one. None: the stream has ended."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             message = await self._call.read()
         if message is aio.EOF:
             return None
@@ -438,7 +439,7 @@ async def test_a_client_that_asks_and_never_reads_is_cut_off(
 async def until_cut(server: Served) -> None:
     """Return once the server has ended the stream, and only the worker's is left."""
     opened = server.app._admission._streams
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         for wanted in (2, 1):
             while opened.total != wanted:
                 await asyncio.sleep(0.005)

@@ -27,6 +27,7 @@ from tests.support.frames import (
     task_ack,
     wait_for,
 )
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served, StartServer
 from tests.support.triggers import Triggers, status_of
 from tests.support.workers import WORKFLOW, UnaryWorker, grant
@@ -82,7 +83,7 @@ async def test_a_claim_waits_for_a_timer(caller: UnaryWorker, flows: Flows) -> N
     (task,) = await caller.claim()
     await caller.commit(task, sleep("nap", 0.3, number=1), suspend(number=2))
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         (again,) = await caller.claim(wait=30)
 
     assert step_status(again.task.workflow.steps[0]) == "COMPLETED"
@@ -371,7 +372,7 @@ async def test_a_worker_that_left_is_listed_no_longer(hire: Hire, server: Served
 
     await leaving.goodbye()
 
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while (names := await worker_names(server)) != ["staying"]:
             assert set(names) <= {"leaving", "staying"}
     assert (await staying.beat()).credit == 1

@@ -21,6 +21,7 @@ from tests.api.conftest import Hire
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.flows import Flows, step_status
 from tests.support.frames import begin, done, failed, finish, opening, policy, suspend, wait_for
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served, StartServer
 from tests.support.workers import HandWorker, Job, grant, held, lease_left
 
@@ -45,7 +46,7 @@ def backend(server: Served, request: pytest.FixtureRequest) -> FaultyBackend:
 
 async def insist(call: Callable[[], Awaitable[T]]) -> T:
     """The answer of a call that is repeated until the database is there."""
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while True:
             try:
                 return await call()
@@ -56,7 +57,7 @@ async def insist(call: Callable[[], Awaitable[T]]) -> T:
 async def heard(job: Job, name: str, status: str) -> pb.StepState:
     """A step that has changed by itself, as a worker hears of it that sends its heartbeats; it may hear of more."""
     beat = pb.WorkerFrame(heartbeat=pb.Heartbeat(held=held(job), heartbeat_number=1))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while True:
             await job.worker.say(beat)
             with suppress(TimeoutError):
@@ -139,7 +140,7 @@ async def test_an_acknowledgement_that_met_a_fault_is_tried_again(
 
     job = await worker.take()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         while await lease_left(server, job) < 10:
             assert not worker.has("stale")
     assert refused

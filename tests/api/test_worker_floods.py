@@ -13,6 +13,7 @@ from stepwell_server.api import workers as servicer
 from tests.api.conftest import Hire
 from tests.support.flows import Flows
 from tests.support.frames import begin, done, need_state, opening
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served, StartServer
 from tests.support.workers import HandWorker
 
@@ -77,7 +78,7 @@ async def test_what_a_worker_says_waits_until_it_reads_what_it_is_told(
 
     is_read.clear()
     await job.send(need_state())
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not connection.outbox.is_full:
             await flows.steps("one")
     await job.send(done("a"))

@@ -23,6 +23,7 @@ from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows
 from tests.support.frames import begin, done, finish, opening, wait_for
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served, StartServer
 from tests.support.workers import HandWorker, grant, handlers, held, lease_left
 
@@ -299,7 +300,7 @@ async def test_a_worker_that_never_reads_is_cut_off_and_its_tasks_go_to_others(
 async def worker_is_known(server: Served) -> None:
     """Wait until a worker is registered."""
     stub = WorkerServiceStub(server.channel)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not (await stub.ListWorkers(pb.ListWorkersRequest())).workers:
             pass
 
@@ -315,7 +316,7 @@ async def test_a_caller_has_so_many_streams_and_not_one_more(
     assert (error.code.name, error.reason, error.metadata) == ("RESOURCE_EXHAUSTED", "STREAM_LIMIT", {"limit": "2"})
 
     await workers[0].goodbye()
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while third.end is not None:
             try:
                 await third.connect()
@@ -332,7 +333,7 @@ async def test_a_connection_that_never_says_a_word_is_closed(
     host, _, port = server.addresses.listen.rpartition(":")
 
     reader, writer = await asyncio.open_connection(host, int(port))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while await reader.read(1000):
             pass
     writer.close()

@@ -17,6 +17,7 @@ import pytest
 from stepwell.v1 import dispatchers_pb2 as pb
 from tests.sdk.fake_server import FakeServer, fake_server
 from tests.support.commands import start_command, stepwell, stepwell_process
+from tests.support.patience import PATIENCE
 
 PROGRAM = """
 from stepwell import App, workflow
@@ -44,7 +45,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.01)
 

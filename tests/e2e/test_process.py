@@ -19,6 +19,7 @@ from stepwell.v1 import namespaces_pb2, server_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell_server.app import open_database
+from tests.support.patience import PATIENCE
 from tests.support.postgres import PostgresServer, own_postgres
 from tests.support.servers import DidNotStart, ServerProcess, start_process
 
@@ -256,7 +257,7 @@ async def test_calls_fail_at_once_while_postgresql_is_away_and_go_on_when_it_is_
 
 async def readiness(server: ServerProcess, wanted: int) -> None:
     host, port = server.ops_listen.rsplit(":", 1)
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while True:
             reader, writer = await asyncio.open_connection(host, int(port))
             writer.write(b"GET /readyz HTTP/1.1\r\n\r\n")

@@ -12,6 +12,7 @@ import pytest
 
 from stepwell import Client
 from tests.support.commands import start_command, stepwell, stepwell_process
+from tests.support.patience import PATIENCE
 from tests.support.servers import ServerProcess, start_process
 
 PROGRAM = '''
@@ -72,7 +73,7 @@ def free_address() -> str:
 
 
 async def there(file: Path) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         while not file.exists():  # noqa: ASYNC240 - it is a look at a name
             await asyncio.sleep(0.01)
 

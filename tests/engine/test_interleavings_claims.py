@@ -25,6 +25,7 @@ from stepwell_server.storage.claims import Served
 from stepwell_server.storage.database import Fault, Tx
 from stepwell_server.storage.runs import RunRef
 from tests.support.faults import FaultyBackend, Rates
+from tests.support.patience import PATIENCE
 from tests.support.runs import ANNA, BEN, ORDER, Engine, background, done, held_before_commit, replicas_on, taken, until
 from tests.support.spine import Spine
 
@@ -79,7 +80,7 @@ async def test_an_order_whose_claim_was_lost_leaves_its_worker_able_to_work(
     async with background(engine.dispatcher.run()):
         await asyncio.sleep(0)  # it waits for something to happen
         assert await engine.dispatcher.process(ANY) == []
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while not connection.place.takes_more:
                 await asyncio.sleep(0.001)
         assert len(await engine.dispatcher.process(ANY)) == 1
@@ -115,7 +116,7 @@ async def test_what_is_on_its_way_to_a_worker_is_not_taken_for_lost(
         await engine.get()  # time for somebody to return what seems to be lost
         deliver.set()
         (held,) = await first
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(PATIENCE):
             while connection.place.has_lost_claim:
                 await asyncio.sleep(0.001)
 

@@ -19,6 +19,7 @@ from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.outbox import Beat, News
 from stepwell_server.engine.tasks import Renew
 from tests.support.faults import FaultyBackend, Rates
+from tests.support.patience import PATIENCE
 from tests.support.runs import (
     ANNA,
     SUSPEND,
@@ -101,7 +102,7 @@ async def test_a_worker_that_goes_on_reporting_while_the_database_is_away_is_not
 
     engine.db._backend = backend
     await stuck
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while len(await engine.steps()) < 7:
             await asyncio.sleep(0)
 

@@ -9,6 +9,7 @@ from stepwell_server.domain.times import MINUTE
 from stepwell_server.domain.workflows import Head, Instance, InstanceStatus, NewInstance
 from stepwell_server.engine.intake import NO_ITEM
 from stepwell_server.engine.watches import MESSAGE_BYTES, Watcher
+from tests.support.patience import PATIENCE
 from tests.support.runs import (
     BEGIN,
     FINISH,
@@ -25,7 +26,7 @@ from tests.support.runs import (
 
 async def newest(engine: Engine, watcher: Watcher) -> dict[str, Instance]:
     """What a watcher is told next, by instance."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         told = [head.id for head, _ in await watcher.take()]
         return {one.key.instance_id: one async for one in engine.watches.read(told)}
 

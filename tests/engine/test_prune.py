@@ -12,6 +12,7 @@ from stepwell_server.engine.loops import prune
 from stepwell_server.storage import sessions
 from stepwell_server.storage.database import Database, Tx
 from stepwell_server.storage.schema import requests
+from tests.support.patience import PATIENCE
 from tests.support.runs import background
 
 
@@ -36,7 +37,7 @@ async def test_replies_of_one_instant_end_no_round_early(db: Database, monkeypat
     monkeypatch.setattr(sessions, "delete_gone", look)  # the end of a round
     await db.run_tx(lambda tx: remember(tx, 1, 1, 1, 2, 3))
 
-    async with background(prune.prune(db)), asyncio.timeout(10):
+    async with background(prune.prune(db)), asyncio.timeout(PATIENCE):
         await is_over.wait()
 
     assert left[0] == 0

@@ -26,6 +26,7 @@ from stepwell_server.storage.handlers import HandlerWake
 from stepwell_server.storage.hints import Hint, Hints, NoHints, PostgresqlHints
 from stepwell_server.storage.tasks import Stamp
 from tests.support.faults import FaultyBackend, Rates
+from tests.support.patience import PATIENCE
 from tests.support.spine import ANNA, ORDER, Spine, held, sweep_of
 
 OTHER = Handler("default", TaskKind.WORKFLOW, "other")
@@ -73,7 +74,7 @@ class Replica:
                     await task
 
     async def until(self, condition: Callable[[], bool]) -> None:
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while not condition():
                 await self.bus.changed_since(self.bus.number)
 
@@ -160,7 +161,7 @@ async def test_a_timer_fires_by_the_databases_time_and_hears_of_earlier_work(rep
 
     soon = await replica.spine.now() + SECOND // 20
     await replica.spine.schedule("soon", run_at=soon)
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         await waiting
 
     assert await replica.spine.now() >= soon
@@ -234,7 +235,7 @@ async def test_what_could_not_be_refreshed_is_asked_for_again(replica: Replica) 
     task = await replica.spine.schedule()
     replica.spine.db._backend = faulty = FaultyBackend(replica.spine.db._backend, {"refresh-wakes": Rates(error=1.0)})
     replica.bus.note([ORDER])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while faulty.fired["error"] < MOST_ATTEMPTS:
             await asyncio.sleep(0.001)
 
@@ -334,7 +335,7 @@ async def test_a_connection_over_which_no_ping_comes_is_replaced(
     heard: list[Hint] = []
     hints = PostgresqlHints(make_url(postgres_url))
     listening = asyncio.create_task(hints.listen(heard.append))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not hints.working:
             await asyncio.sleep(0.01)
         while len(heard) < 2:  # once for each connection: anything may have changed

@@ -11,12 +11,13 @@ from stepwell.v1 import workers_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from tests.hooks.conftest import StartHarness
 from tests.support.hooks import Calls
+from tests.support.patience import PATIENCE
 from tests.support.workflows import refused
 from tests.workflows.conftest import LeasesLapse
 
 
 async def until(h: Any, handle: Any, status: HookStatus) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while (await handle.status()).status != status:
             await asyncio.sleep(0.01)
 

@@ -25,6 +25,7 @@ from stepwell.v1.workers_pb2 import HANDLER_KIND_WORKFLOW
 from tests.sdk.fake_processor import FakeProcessor, after
 from tests.sdk.fake_server import FakeServer
 from tests.sdk.stage import ManualClock
+from tests.support.patience import PATIENCE
 
 BROKEN = RuntimeError("no database")
 
@@ -35,7 +36,7 @@ async def clock() -> ManualClock:
 
 
 async def until(condition: Callable[[], object]) -> None:
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.005)
 

@@ -14,6 +14,7 @@ from stepwell.runs import Run
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as workflows
 from tests.sdk.stage import LATER, Stage, definition_for, pending, settle
+from tests.support.patience import PATIENCE
 
 
 def call(type: str) -> str:
@@ -38,7 +39,7 @@ async def ids_of(stage: Stage, step: str = "a", key: str = "order-1", **fields: 
 
     run = Run(stage, definition_for(order), None, key)
     run.attach(1, 1, pb.WorkflowInput(**fields))
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while len(ids) < 3:
             await asyncio.sleep(0)
     return ids

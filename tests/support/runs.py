@@ -68,6 +68,7 @@ from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.runs import RunRef
 from stepwell_server.storage.schema import lease_clock
 from stepwell_server.storage.schema import tasks as table
+from tests.support.patience import PATIENCE
 
 T = TypeVar("T")
 Said: TypeAlias = Body | tuple[Body, *tuple[Opening, ...]]
@@ -332,7 +333,7 @@ def hello(session_id: str, held: Sequence[Held] = ()) -> Hello:
 
 async def taken(connection: Connection) -> list[Message]:
     """What goes out next on a stream."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         return await connection.take()
 
 
@@ -360,7 +361,7 @@ async def next_resolved(connection: Connection) -> list[Step]:
 
 async def until(condition: Callable[[], T]) -> T:
     """What the condition says once it is true."""
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not (found := condition()):
             await asyncio.sleep(0.001)
     return found
@@ -439,7 +440,7 @@ async def held_before_commit(
 
     with engine.db.failpoints.install(stop):
         calling = asyncio.ensure_future(call)
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await gate.reached.wait()
         try:
             yield calling

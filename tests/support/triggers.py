@@ -17,6 +17,7 @@ from stepwell.v1.common_pb2 import RetryPolicy
 from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 from stepwell_server.domain.tasks import Handler, TaskKind
 from tests.support.frames import payload, seconds
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served
 
 
@@ -50,7 +51,7 @@ class Triggers:
 
     async def until(self, hook_id: str, status: str) -> pb.Hook:
         """The hook, once it stands there."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while status_of(hook := await self.get(hook_id)) != status:
                 await asyncio.sleep(0.01)
         return hook
@@ -141,6 +142,6 @@ def outcome_of(result: pb.TriggerHooksResult) -> str:
 async def until_known(server: Served, *names: str, namespace: str = "default") -> None:
     """Return once the server knows that somebody wants the hooks of these names."""
     wanted = {Handler(namespace, TaskKind.HOOK, name) for name in names}
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while not wanted <= server.app._spine.bus.registered:
             await asyncio.sleep(0.005)

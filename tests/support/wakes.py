@@ -15,6 +15,7 @@ from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1 import workers_pb2
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from tests.support.frames import seconds
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served
 from tests.support.triggers import at
 
@@ -119,7 +120,7 @@ class Follower:
 
     async def _until(self, condition: Callable[[], bool]) -> None:
         try:
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(PATIENCE):
                 while not condition():
                     self._arrived.clear()
                     await self._arrived.wait()
@@ -151,7 +152,7 @@ def unserved(wake: pb.NextWake) -> dict[str, float]:
 async def until_settled(served: Served) -> None:
     """Return once the database has been asked about all that changed, and nothing more has."""
     bus = served.app._spine.bus
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(PATIENCE):
         number = -1
         while bus._noted or number != bus.number:
             number = bus.number

@@ -33,6 +33,7 @@ from stepwell_server.storage import handlers, schema
 from stepwell_server.storage.clock import db_now, lease_now
 from stepwell_server.storage.database import READ, Tx
 from stepwell_server.storage.paging import PageTokens
+from tests.support.patience import PATIENCE
 from tests.support.runs import ANNA, BEN, FINISH, ORDER, SUSPEND, Engine, Holding, asked, background, expects, sleeps
 
 NOTE, LIMITED = (Handler("default", TaskKind.HOOK, name) for name in ("note", "limited"))
@@ -196,7 +197,7 @@ class Followed:
 
     async def seen(self, wanted: WakeFilter, number: int) -> Wake:
         """What a follower knows once it has seen this number."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while wanted not in self.heard or self.dispatchers._feeds[wanted].wake.number < number:
                 await asyncio.sleep(0.001)
         return self.dispatchers._feeds[wanted].wake
@@ -213,7 +214,7 @@ class Followed:
         for wanted in FILTERS:
             truth = await self.truth(wanted)
             try:
-                async with asyncio.timeout(5):
+                async with asyncio.timeout(PATIENCE):
                     while not truth.is_said_by(self.heard[wanted][-1]):
                         await asyncio.sleep(0.005)
             except TimeoutError:

@@ -19,10 +19,8 @@ from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.domain.times import SECOND
 from stepwell_server.storage.clock import lease_now
 from stepwell_server.storage.schema import tasks
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served
-
-PATIENCE = 10.0
-"""Seconds after which a frame that does not come has not come."""
 
 WORKFLOW, HOOK = pb.HANDLER_KIND_WORKFLOW, pb.HANDLER_KIND_HOOK
 

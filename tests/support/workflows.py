@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell import CallFailed
+from tests.support.patience import PATIENCE
 
 
 @dataclass
@@ -29,7 +30,7 @@ class Gate:
 
     async def reached(self) -> None:
         """Return once the body has begun, for the first time since this was last asked."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             await self._begun.wait()
         self._begun.clear()
 

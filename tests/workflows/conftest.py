@@ -18,6 +18,7 @@ from stepwell.testing import Harness
 from stepwell.workflows import AnyWorkflow
 from stepwell_server.storage import tasks
 from stepwell_server.storage.database import READ
+from tests.support.patience import PATIENCE
 from tests.support.postgres import PostgresServer
 from tests.support.servers import Served, start_in_process
 
@@ -99,7 +100,7 @@ def leases_lapse(served: Served) -> LeasesLapse:
 
     async def sweep_all() -> None:
         sweep = served.app._background["sweep"].__self__  # the server's own: it remembers when nothing was held
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE):
             while await served.app.db.run_tx(tasks.held, READ):
                 await sweep.once()
 

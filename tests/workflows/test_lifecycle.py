@@ -12,6 +12,7 @@ import pytest
 
 from stepwell import App, Instance, Status, WorkflowEntrypoint, workflow
 from stepwell.v1 import workflows_pb2 as pb
+from tests.support.patience import PATIENCE
 from tests.support.workflows import Gate, refused
 from tests.workflows.conftest import StartHarness
 
@@ -38,7 +39,7 @@ async def test_creating_does_not_wait_for_the_first_step(harness: StartHarness) 
         await step.do("takes long", gate)
 
     h = await harness(slow)
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         instance = await h.client.workflow(slow).create()
 
     await gate.reached()
@@ -50,7 +51,7 @@ async def test_a_batch_is_stored_at_once_although_nobody_runs_it(harness: StartH
     h = await harness(echo)
     await h.stop_worker()
 
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(PATIENCE):
         instances = await h.client.workflow(echo).create_batch([{"params": number} for number in range(100)])
 
     stored = [status async for status in h.client.workflow(echo).list()]

@@ -12,6 +12,7 @@ from stepwell import Status, workflow
 from stepwell_server.storage.clock import lease_now
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.schema import tasks
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served
 from tests.support.workflows import Gate
 from tests.workflows.conftest import LeasesLapse, StartHarness
@@ -78,7 +79,7 @@ async def test_a_slow_step_holds_up_nobody(harness: StartHarness) -> None:
     held_up = await h.client.workflow(slow).create()
     await gate.reached()
     quick = await h.client.workflow(sleeper).create_batch([{} for _ in range(9)])
-    async with asyncio.timeout(10):
+    async with asyncio.timeout(PATIENCE):
         while {(await instance.status()).status for instance in quick} != {Status.WAITING}:
             await asyncio.sleep(0)
 
