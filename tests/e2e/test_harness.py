@@ -30,7 +30,7 @@ async def sleeper(event, step):
 
 
 async def test_a_story_of_a_year_with_a_server_of_its_own() -> None:
-    async with Harness(App(workflows=[order])) as h:
+    async with Harness(App(workflows=[order]), hangs_after="500 milliseconds") as h:
         began = await h.now()
         instance = await h.start(order, id="order-1")
         assert await h.advance("31 days") == began + timedelta(days=31)

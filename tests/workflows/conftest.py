@@ -29,7 +29,7 @@ class StartHarness(Protocol):
     """Starts a harness that hosts these workflows and hooks, in a namespace of its own."""
 
     def __call__(
-        self, *workflows: AnyWorkflow, hooks: Sequence[HookDefinition[Any]] = (), cache: int = 1000
+        self, *workflows: AnyWorkflow, hooks: Sequence[HookDefinition[Any]] = (), **options: Any
     ) -> Awaitable[Harness]: ...
 
 
@@ -88,6 +88,7 @@ async def harness(served: Served) -> AsyncIterator[StartHarness]:
 
         async def start(*workflows: AnyWorkflow, hooks: Sequence[HookDefinition[Any]] = (), **options: Any) -> Harness:
             app = App(workflows=workflows, hooks=hooks)
+            options = {"hangs_after": "500 milliseconds"} | options
             joining = Harness(app, address=served.addresses.listen, namespace=next(NAMESPACES), **options)
             return await stack.enter_async_context(joining)
 

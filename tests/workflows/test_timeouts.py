@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
 from datetime import timedelta
 from threading import Event as ThreadEvent
+from typing import Any
+
+import pytest
 
 from stepwell import Status, StepStatus, StepTimeoutError, workflow
+from stepwell.testing import StillBusy
+from stepwell_server.engine import clock
 from tests.support.workflows import Gate
 from tests.workflows.conftest import StartHarness
 
@@ -101,3 +108,47 @@ async def test_a_result_that_comes_after_the_timeout_is_not_taken(harness: Start
     await h.advance("30 seconds")
     assert (await instance.status()).output == "fresh"
     assert (await h.steps(instance))["pay"].attempts == 2
+
+
+async def test_a_body_whose_worker_lives_is_waited_for(harness: StartHarness, monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, looked = Gate(), asyncio.Event()
+    loop, looks, look = asyncio.get_running_loop(), itertools.count(), clock._look
+
+    def counted(*args: Any, **options: Any) -> Any:
+        if gate.count and next(looks) == 3 * clock.HUNG_LOOKS:
+            loop.call_soon_threadsafe(looked.set)
+        return look(*args, **options)
+
+    monkeypatch.setattr(clock, "_look", counted)
+    monkeypatch.setattr(clock, "HUNG", 0)
+
+    @workflow("busy")
+    async def busy(event, step):
+        return await step.do("compute", gate)
+
+    h = await harness(busy, hangs_after="1 hour")
+    starting = asyncio.create_task(h.start(busy))
+    await asyncio.wait([starting, asyncio.create_task(looked.wait())], return_when=asyncio.FIRST_COMPLETED)
+    assert not starting.done()
+    gate.open()
+
+    instance = await starting
+    assert (await instance.status()).status == Status.COMPLETE
+
+
+async def test_a_body_that_is_waited_for_too_long_is_named(
+    harness: StartHarness, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = Gate()
+    monkeypatch.setattr(clock, "LONGEST_ADVANCE", 0)
+
+    @workflow("endless")
+    async def endless(event, step):
+        await step.do("compute", gate)
+
+    h = await harness(endless, hangs_after="1 hour", patience=0)
+    await h.client.workflow(endless).create(id="one")
+    await gate.reached()
+    with pytest.raises(StillBusy, match=r"endless/one \(step 'compute'\) still executes after 0 seconds"):
+        await h.run_until_idle()
+    gate.open()

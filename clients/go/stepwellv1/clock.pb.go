@@ -139,7 +139,11 @@ type AdvanceClockRequest struct {
 	Target isAdvanceClockRequest_Target `protobuf_oneof:"target"`
 	// Makes the call safe to repeat for 24 hours: the same id with the same body gives the same answer and does not move
 	// the clock again; with another body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters. Optional.
-	RequestId     string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	RequestId string `protobuf:"bytes,3,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
+	// How long, in real time, a body that executes without any news is waited for. After that it is taken to hang, and
+	// the clock goes on to its timeout. Longer than 20 seconds: it is waited for without end, and the answer is "arrived"
+	// false. Default: half a second.
+	HangsAfter    *durationpb.Duration `protobuf:"bytes,4,opt,name=hangs_after,json=hangsAfter,proto3" json:"hangs_after,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -206,6 +210,13 @@ func (x *AdvanceClockRequest) GetRequestId() string {
 	return ""
 }
 
+func (x *AdvanceClockRequest) GetHangsAfter() *durationpb.Duration {
+	if x != nil {
+		return x.HangsAfter
+	}
+	return nil
+}
+
 type isAdvanceClockRequest_Target interface {
 	isAdvanceClockRequest_Target()
 }
@@ -230,7 +241,9 @@ type AdvanceClockResponse struct {
 	// The clock after the call.
 	Now *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=now,proto3" json:"now,omitempty"`
 	// True if the target was reached.
-	Arrived       bool `protobuf:"varint,2,opt,name=arrived,proto3" json:"arrived,omitempty"`
+	Arrived bool `protobuf:"varint,2,opt,name=arrived,proto3" json:"arrived,omitempty"`
+	// If it was not: some of what still executes, to be read by humans.
+	Executing     []string `protobuf:"bytes,3,rep,name=executing,proto3" json:"executing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -279,6 +292,13 @@ func (x *AdvanceClockResponse) GetArrived() bool {
 	return false
 }
 
+func (x *AdvanceClockResponse) GetExecuting() []string {
+	if x != nil {
+		return x.Executing
+	}
+	return nil
+}
+
 var File_stepwell_v1_clock_proto protoreflect.FileDescriptor
 
 const file_stepwell_v1_clock_proto_rawDesc = "" +
@@ -288,16 +308,19 @@ const file_stepwell_v1_clock_proto_rawDesc = "" +
 	"\x10GetClockResponse\x12,\n" +
 	"\x03now\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\x12\x18\n" +
 	"\avirtual\x18\x02 \x01(\bR\avirtual\x127\n" +
-	"\tlease_now\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bleaseNow\"\x99\x01\n" +
+	"\tlease_now\x18\x03 \x01(\v2\x1a.google.protobuf.TimestampR\bleaseNow\"\xd5\x01\n" +
 	"\x13AdvanceClockRequest\x12+\n" +
 	"\x02by\x18\x01 \x01(\v2\x19.google.protobuf.DurationH\x00R\x02by\x12,\n" +
 	"\x02to\x18\x02 \x01(\v2\x1a.google.protobuf.TimestampH\x00R\x02to\x12\x1d\n" +
 	"\n" +
-	"request_id\x18\x03 \x01(\tR\trequestIdB\b\n" +
-	"\x06target\"^\n" +
+	"request_id\x18\x03 \x01(\tR\trequestId\x12:\n" +
+	"\vhangs_after\x18\x04 \x01(\v2\x19.google.protobuf.DurationR\n" +
+	"hangsAfterB\b\n" +
+	"\x06target\"|\n" +
 	"\x14AdvanceClockResponse\x12,\n" +
 	"\x03now\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x03now\x12\x18\n" +
-	"\aarrived\x18\x02 \x01(\bR\aarrived2\xac\x01\n" +
+	"\aarrived\x18\x02 \x01(\bR\aarrived\x12\x1c\n" +
+	"\texecuting\x18\x03 \x03(\tR\texecuting2\xac\x01\n" +
 	"\fClockService\x12G\n" +
 	"\bGetClock\x12\x1c.stepwell.v1.GetClockRequest\x1a\x1d.stepwell.v1.GetClockResponse\x12S\n" +
 	"\fAdvanceClock\x12 .stepwell.v1.AdvanceClockRequest\x1a!.stepwell.v1.AdvanceClockResponseB-\n" +
@@ -329,16 +352,17 @@ var file_stepwell_v1_clock_proto_depIdxs = []int32{
 	4, // 1: stepwell.v1.GetClockResponse.lease_now:type_name -> google.protobuf.Timestamp
 	5, // 2: stepwell.v1.AdvanceClockRequest.by:type_name -> google.protobuf.Duration
 	4, // 3: stepwell.v1.AdvanceClockRequest.to:type_name -> google.protobuf.Timestamp
-	4, // 4: stepwell.v1.AdvanceClockResponse.now:type_name -> google.protobuf.Timestamp
-	0, // 5: stepwell.v1.ClockService.GetClock:input_type -> stepwell.v1.GetClockRequest
-	2, // 6: stepwell.v1.ClockService.AdvanceClock:input_type -> stepwell.v1.AdvanceClockRequest
-	1, // 7: stepwell.v1.ClockService.GetClock:output_type -> stepwell.v1.GetClockResponse
-	3, // 8: stepwell.v1.ClockService.AdvanceClock:output_type -> stepwell.v1.AdvanceClockResponse
-	7, // [7:9] is the sub-list for method output_type
-	5, // [5:7] is the sub-list for method input_type
-	5, // [5:5] is the sub-list for extension type_name
-	5, // [5:5] is the sub-list for extension extendee
-	0, // [0:5] is the sub-list for field type_name
+	5, // 4: stepwell.v1.AdvanceClockRequest.hangs_after:type_name -> google.protobuf.Duration
+	4, // 5: stepwell.v1.AdvanceClockResponse.now:type_name -> google.protobuf.Timestamp
+	0, // 6: stepwell.v1.ClockService.GetClock:input_type -> stepwell.v1.GetClockRequest
+	2, // 7: stepwell.v1.ClockService.AdvanceClock:input_type -> stepwell.v1.AdvanceClockRequest
+	1, // 8: stepwell.v1.ClockService.GetClock:output_type -> stepwell.v1.GetClockResponse
+	3, // 9: stepwell.v1.ClockService.AdvanceClock:output_type -> stepwell.v1.AdvanceClockResponse
+	8, // [8:10] is the sub-list for method output_type
+	6, // [6:8] is the sub-list for method input_type
+	6, // [6:6] is the sub-list for extension type_name
+	6, // [6:6] is the sub-list for extension extendee
+	0, // [0:6] is the sub-list for field type_name
 }
 
 func init() { file_stepwell_v1_clock_proto_init() }

@@ -7,7 +7,8 @@ from stepwell.v1.clock_pb2_grpc import ClockServiceServicer
 from stepwell_server.api import convert
 from stepwell_server.api.calls import Context, request_of
 from stepwell_server.domain.errors import InvalidField
-from stepwell_server.engine.clock import Clock
+from stepwell_server.domain.times import SECOND
+from stepwell_server.engine.clock import HUNG, Clock
 
 
 class ClockServicer(ClockServiceServicer):
@@ -26,11 +27,16 @@ class ClockServicer(ClockServiceServicer):
 
     async def AdvanceClock(self, request: pb.AdvanceClockRequest, context: Context) -> pb.AdvanceClockResponse:
         caller = request_of(request)
+        hangs_after = (
+            convert.duration_from_pb(request.hangs_after) / SECOND if request.HasField("hangs_after") else HUNG
+        )
         match request.WhichOneof("target"):
             case "by":
-                now, arrived = await self._clock.advance(caller, by=convert.duration_from_pb(request.by))
+                target = {"by": convert.duration_from_pb(request.by)}
             case "to":
-                now, arrived = await self._clock.advance(caller, to=convert.timestamp_from_pb(request.to))
+                target = {"to": convert.timestamp_from_pb(request.to)}
             case _:
                 raise InvalidField("say how far to go: by, or to", field="target")
-        return pb.AdvanceClockResponse(now=convert.timestamp_to_pb(now), arrived=arrived)
+        stand = await self._clock.advance(caller, **target, hangs_after=hangs_after)
+        now = convert.timestamp_to_pb(stand.now)
+        return pb.AdvanceClockResponse(now=now, arrived=stand.arrived, executing=stand.executing)

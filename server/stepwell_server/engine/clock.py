@@ -27,6 +27,18 @@ HUNG = 0.5
 HUNG_LOOKS = 25
 """How often it must have been looked for a change, so that on a busy machine it takes longer."""
 LOOK = 0.002
+MOST_NAMED = 10
+"""How many of the tasks that still execute are named."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stand:
+    """Where an advance has come to."""
+
+    now: Micros
+    arrived: bool
+    executing: tuple[str, ...] = ()
+    """What it waits for, in words, if it has not arrived."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,20 +67,21 @@ class Clock:
         return await self.spine.db.run_tx(store.read, READ)
 
     async def advance(
-        self, request: Request, *, by: Micros | None = None, to: Micros | None = None
-    ) -> tuple[Micros, bool]:
+        self, request: Request, *, by: Micros | None = None, to: Micros | None = None, hangs_after: float
+    ) -> Stand:
         """Move a virtual clock forward, from due time to due time, and let what is due there be done.
 
-        Returns where it stands, and whether that is the target: work may still be running when the call must answer.
+        Work may still be running when the call must answer. What shows no change for `hangs_after` seconds of real
+        time is taken to hang until its timeout.
         """
         target = await self._target(request, by, to)
         ends = asyncio.get_running_loop().time() + LONGEST_ADVANCE
         while True:
-            view = await self._settled(ends)
+            view = await self._settled(ends, hangs_after)
             if view is None:
-                return (await self.read()).now, False
+                return await self.spine.db.run_tx(_still_on_the_way, READ)
             if view.at.now >= target:
-                return view.at.now, True
+                return Stand(view.at.now, True)
             await self._move(min(target, self._next_stop(view, target)))
 
     async def _target(self, request: Request, by: Micros | None, to: Micros | None) -> Micros:
@@ -93,7 +106,7 @@ class Clock:
         stops = (view.next_due, view.next_timer, view.unserved_until)
         return min((at for at in stops if at is not None and at > view.at.now), default=target)
 
-    async def _settled(self, ends: float) -> _View | None:
+    async def _settled(self, ends: float, hangs_after: float) -> _View | None:
         """Wait until all that is due is done. None: it is not, and the call must answer.
 
         What somebody still holds when nothing has changed for a while waits for the clock: a body that hangs until
@@ -111,7 +124,7 @@ class Clock:
                 return view
             if before is None or view.revision != before.revision:
                 before, quiet_since, looks = view, loop.time(), 0
-            hung = loop.time() - quiet_since > HUNG and looks > HUNG_LOOKS
+            hung = loop.time() - quiet_since > hangs_after and looks > HUNG_LOOKS
             if hung and view.next_timer is not None and not self._claimable(view):
                 return view
             looks += 1
@@ -144,3 +157,13 @@ def _look(tx: Tx, served: Set[Handler]) -> _View:
     revision = sum(task.revision + task.fence for task in held)
     unserved_until = min(jobs.unserved_until(wakes).values(), default=None)
     return _View(tasks.stamp(tx), len(held), due, timer, revision, unserved_until)
+
+
+def _still_on_the_way(tx: Tx) -> Stand:
+    executing = tuple(_words_for(task) for task in tasks.held(tx)[:MOST_NAMED])
+    return Stand(store.read(tx).now, False, executing)
+
+
+def _words_for(task: Task) -> str:
+    steps = ", ".join(repr(one.name) for one in load_open(task.open_steps) if one.name)
+    return f"{task.handler.name}/{task.key}" + (f" (step {steps})" if steps else "")

@@ -46,7 +46,9 @@ class Harness:
     the namespace is created if it is missing. The clock is the server's: harnesses that share one move it together.
 
     With `cache=0` the worker forgets every run that suspends, so that each time it goes on is a replay. `patience` is
-    how long, by real time, a move of the clock may take.
+    how long, by real time, a move of the clock may take. `hangs_after` is how long, by real time, a body that executes
+    without news is waited for; after that it is taken to hang, and the clock goes on to its timeout. Make it short to
+    test timeouts; beyond 20 seconds a body is waited for as long as there is patience.
     """
 
     def __init__(
@@ -57,12 +59,14 @@ class Harness:
         namespace: str = "default",
         cache: int = 1000,
         patience: DurationLike = "60 seconds",
+        hangs_after: DurationLike = "10 seconds",
     ) -> None:
         self.namespace = namespace
         self._app = app
         self._address = address
         self._cache = cache
         self._patience = to_seconds(patience)
+        self._hangs_after = to_duration(hangs_after)
         self._stack = contextlib.AsyncExitStack()
         self._workers: list[Worker] = []
 
@@ -94,17 +98,19 @@ class Harness:
     async def run_until_idle(self) -> None:
         """Return when everything that is due has been done: what is left waits for a time, an event or a call.
 
-        A body that hangs counts as waiting for its timeout, after half a second without news.
+        A body that executes is waited for. One that hangs (see `hangs_after`) counts as waiting for its timeout.
         """
         await self.advance(0)
 
     async def advance(self, duration: DurationLike) -> datetime:
         """Move the clock, stopping at every due time on the way until all that is due there is done; the time after it.
 
-        StillBusy if that takes longer than the harness's patience.
+        StillBusy, which names what executes, if that takes longer than the harness's patience.
         """
         # Repeated under one request_id the call goes on to the same instant.
-        request = pb.AdvanceClockRequest(by=to_duration(duration), request_id=uuid4().hex)
+        request = pb.AdvanceClockRequest(
+            by=to_duration(duration), request_id=uuid4().hex, hangs_after=self._hangs_after
+        )
         ends = asyncio.get_running_loop().time() + self._patience
         while True:
             answer = await self._client.call(self._clock.AdvanceClock(request, timeout=_SECONDS_PER_ADVANCE))
@@ -112,7 +118,8 @@ class Harness:
             if answer.arrived:
                 return now
             if asyncio.get_running_loop().time() > ends:
-                raise StillBusy(f"something still executes after {self._patience:g} seconds; the clock is at {now}")
+                executing = ", ".join(answer.executing) or "something"
+                raise StillBusy(f"{executing} still executes after {self._patience:g} seconds; the clock is at {now}")
 
     @overload
     async def start(

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17stepwell/v1/clock.proto\x12\x0bstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n\x0fGetClockRequest\"\x93\x01\n\x10GetClockResponse\x12,\n\x03now\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\x12\x18\n\x07virtual\x18\x02 \x01(\x08R\x07virtual\x12\x37\n\tlease_now\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x08leaseNow\"\x99\x01\n\x13\x41\x64vanceClockRequest\x12+\n\x02\x62y\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00R\x02\x62y\x12,\n\x02to\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00R\x02to\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestIdB\x08\n\x06target\"^\n\x14\x41\x64vanceClockResponse\x12,\n\x03now\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\x12\x18\n\x07\x61rrived\x18\x02 \x01(\x08R\x07\x61rrived2\xac\x01\n\x0c\x43lockService\x12G\n\x08GetClock\x12\x1c.stepwell.v1.GetClockRequest\x1a\x1d.stepwell.v1.GetClockResponse\x12S\n\x0c\x41\x64vanceClock\x12 .stepwell.v1.AdvanceClockRequest\x1a!.stepwell.v1.AdvanceClockResponseB-\n\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x17stepwell/v1/clock.proto\x12\x0bstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\"\x11\n\x0fGetClockRequest\"\x93\x01\n\x10GetClockResponse\x12,\n\x03now\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\x12\x18\n\x07virtual\x18\x02 \x01(\x08R\x07virtual\x12\x37\n\tlease_now\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x08leaseNow\"\xd5\x01\n\x13\x41\x64vanceClockRequest\x12+\n\x02\x62y\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00R\x02\x62y\x12,\n\x02to\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00R\x02to\x12\x1d\n\nrequest_id\x18\x03 \x01(\tR\trequestId\x12:\n\x0bhangs_after\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationR\nhangsAfterB\x08\n\x06target\"|\n\x14\x41\x64vanceClockResponse\x12,\n\x03now\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\x12\x18\n\x07\x61rrived\x18\x02 \x01(\x08R\x07\x61rrived\x12\x1c\n\texecuting\x18\x03 \x03(\tR\texecuting2\xac\x01\n\x0c\x43lockService\x12G\n\x08GetClock\x12\x1c.stepwell.v1.GetClockRequest\x1a\x1d.stepwell.v1.GetClockResponse\x12S\n\x0c\x41\x64vanceClock\x12 .stepwell.v1.AdvanceClockRequest\x1a!.stepwell.v1.AdvanceClockResponseB-\n\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -39,9 +39,9 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_GETCLOCKRESPONSE']._serialized_start=125
   _globals['_GETCLOCKRESPONSE']._serialized_end=272
   _globals['_ADVANCECLOCKREQUEST']._serialized_start=275
-  _globals['_ADVANCECLOCKREQUEST']._serialized_end=428
-  _globals['_ADVANCECLOCKRESPONSE']._serialized_start=430
-  _globals['_ADVANCECLOCKRESPONSE']._serialized_end=524
-  _globals['_CLOCKSERVICE']._serialized_start=527
-  _globals['_CLOCKSERVICE']._serialized_end=699
+  _globals['_ADVANCECLOCKREQUEST']._serialized_end=488
+  _globals['_ADVANCECLOCKRESPONSE']._serialized_start=490
+  _globals['_ADVANCECLOCKRESPONSE']._serialized_end=614
+  _globals['_CLOCKSERVICE']._serialized_start=617
+  _globals['_CLOCKSERVICE']._serialized_end=789
 # @@protoc_insertion_point(module_scope)

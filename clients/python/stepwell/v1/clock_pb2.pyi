@@ -3,10 +3,12 @@
 isort:skip_file
 The clock that decides, and how tests move it."""
 
+from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
+from google.protobuf.internal import containers as _containers
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -80,6 +82,7 @@ class AdvanceClockRequest(_message.Message):
     BY_FIELD_NUMBER: _builtins.int
     TO_FIELD_NUMBER: _builtins.int
     REQUEST_ID_FIELD_NUMBER: _builtins.int
+    HANGS_AFTER_FIELD_NUMBER: _builtins.int
     request_id: _builtins.str
     """Makes the call safe to repeat for 24 hours: the same id with the same body gives the same answer and does not move
     the clock again; with another body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters. Optional.
@@ -92,16 +95,24 @@ class AdvanceClockRequest(_message.Message):
     def to(self) -> _timestamp_pb2.Timestamp:
         """To this instant. Before the current time: CLOCK_MOVES_FORWARD_ONLY."""
 
+    @_builtins.property
+    def hangs_after(self) -> _duration_pb2.Duration:
+        """How long, in real time, a body that executes without any news is waited for. After that it is taken to hang, and
+        the clock goes on to its timeout. Longer than 20 seconds: it is waited for without end, and the answer is "arrived"
+        false. Default: half a second.
+        """
+
     def __init__(
         self,
         *,
         by: _duration_pb2.Duration | None = ...,
         to: _timestamp_pb2.Timestamp | None = ...,
         request_id: _builtins.str = ...,
+        hangs_after: _duration_pb2.Duration | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "target", b"target", "to", b"to"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "hangs_after", b"hangs_after", "target", b"target", "to", b"to"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "request_id", b"request_id", "target", b"target", "to", b"to"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["by", b"by", "hangs_after", b"hangs_after", "request_id", b"request_id", "target", b"target", "to", b"to"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_target: _TypeAlias = _typing.Literal["by", "to"]  # noqa: Y015
     _WhichOneofArgType_target: _TypeAlias = _typing.Literal["target", b"target"]  # noqa: Y015
@@ -117,21 +128,27 @@ class AdvanceClockResponse(_message.Message):
 
     NOW_FIELD_NUMBER: _builtins.int
     ARRIVED_FIELD_NUMBER: _builtins.int
+    EXECUTING_FIELD_NUMBER: _builtins.int
     arrived: _builtins.bool
     """True if the target was reached."""
     @_builtins.property
     def now(self) -> _timestamp_pb2.Timestamp:
         """The clock after the call."""
 
+    @_builtins.property
+    def executing(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
+        """If it was not: some of what still executes, to be read by humans."""
+
     def __init__(
         self,
         *,
         now: _timestamp_pb2.Timestamp | None = ...,
         arrived: _builtins.bool = ...,
+        executing: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["now", b"now"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "now", b"now"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arrived", b"arrived", "executing", b"executing", "now", b"now"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

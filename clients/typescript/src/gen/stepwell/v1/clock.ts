@@ -62,6 +62,12 @@ export interface AdvanceClockRequest {
    * the clock again; with another body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters. Optional.
    */
   requestId: string;
+  /**
+   * How long, in real time, a body that executes without any news is waited for. After that it is taken to hang, and
+   * the clock goes on to its timeout. Longer than 20 seconds: it is waited for without end, and the answer is "arrived"
+   * false. Default: half a second.
+   */
+  hangsAfter?: Duration | undefined;
 }
 
 /** AdvanceClockResponse says where the clock stands. */
@@ -72,6 +78,8 @@ export interface AdvanceClockResponse {
     | undefined;
   /** True if the target was reached. */
   arrived: boolean;
+  /** If it was not: some of what still executes, to be read by humans. */
+  executing: string[];
 }
 
 function createBaseGetClockRequest(): GetClockRequest {
@@ -232,7 +240,7 @@ export const GetClockResponse: MessageFns<GetClockResponse> = {
 };
 
 function createBaseAdvanceClockRequest(): AdvanceClockRequest {
-  return { target: undefined, requestId: "" };
+  return { target: undefined, requestId: "", hangsAfter: undefined };
 }
 
 export const AdvanceClockRequest: MessageFns<AdvanceClockRequest> = {
@@ -247,6 +255,9 @@ export const AdvanceClockRequest: MessageFns<AdvanceClockRequest> = {
     }
     if (message.requestId !== "") {
       writer.uint32(26).string(message.requestId);
+    }
+    if (message.hangsAfter !== undefined) {
+      Duration.encode(message.hangsAfter, writer.uint32(34).fork()).join();
     }
     return writer;
   },
@@ -288,6 +299,14 @@ export const AdvanceClockRequest: MessageFns<AdvanceClockRequest> = {
             message.requestId = reader.string();
             continue;
           }
+          case 4: {
+            if (tag !== 34) {
+              break;
+            }
+
+            message.hangsAfter = Duration.decode(reader, reader.uint32());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -312,6 +331,11 @@ export const AdvanceClockRequest: MessageFns<AdvanceClockRequest> = {
         : isSet(object.request_id)
         ? globalThis.String(object.request_id)
         : "",
+      hangsAfter: isSet(object.hangsAfter)
+        ? Duration.fromJSON(object.hangsAfter)
+        : isSet(object.hangs_after)
+        ? Duration.fromJSON(object.hangs_after)
+        : undefined,
     };
   },
 
@@ -324,6 +348,9 @@ export const AdvanceClockRequest: MessageFns<AdvanceClockRequest> = {
     }
     if (message.requestId !== "") {
       obj.requestId = message.requestId;
+    }
+    if (message.hangsAfter !== undefined) {
+      obj.hangsAfter = Duration.toJSON(message.hangsAfter);
     }
     return obj;
   },
@@ -348,12 +375,15 @@ export const AdvanceClockRequest: MessageFns<AdvanceClockRequest> = {
       }
     }
     message.requestId = object.requestId ?? "";
+    message.hangsAfter = (object.hangsAfter !== undefined && object.hangsAfter !== null)
+      ? Duration.fromPartial(object.hangsAfter)
+      : undefined;
     return message;
   },
 };
 
 function createBaseAdvanceClockResponse(): AdvanceClockResponse {
-  return { now: undefined, arrived: false };
+  return { now: undefined, arrived: false, executing: [] };
 }
 
 export const AdvanceClockResponse: MessageFns<AdvanceClockResponse> = {
@@ -363,6 +393,9 @@ export const AdvanceClockResponse: MessageFns<AdvanceClockResponse> = {
     }
     if (message.arrived !== false) {
       writer.uint32(16).bool(message.arrived);
+    }
+    for (const v of message.executing) {
+      writer.uint32(26).string(v!);
     }
     return writer;
   },
@@ -396,6 +429,14 @@ export const AdvanceClockResponse: MessageFns<AdvanceClockResponse> = {
             message.arrived = reader.bool();
             continue;
           }
+          case 3: {
+            if (tag !== 26) {
+              break;
+            }
+
+            message.executing.push(reader.string());
+            continue;
+          }
         }
         if ((tag & 7) === 4 || tag === 0) {
           break;
@@ -412,6 +453,9 @@ export const AdvanceClockResponse: MessageFns<AdvanceClockResponse> = {
     return {
       now: isSet(object.now) ? fromJsonTimestamp(object.now) : undefined,
       arrived: isSet(object.arrived) ? globalThis.Boolean(object.arrived) : false,
+      executing: globalThis.Array.isArray(object?.executing)
+        ? object.executing.map((e: any) => globalThis.String(e))
+        : [],
     };
   },
 
@@ -423,6 +467,9 @@ export const AdvanceClockResponse: MessageFns<AdvanceClockResponse> = {
     if (message.arrived !== false) {
       obj.arrived = message.arrived;
     }
+    if (message.executing?.length) {
+      obj.executing = message.executing;
+    }
     return obj;
   },
 
@@ -433,6 +480,7 @@ export const AdvanceClockResponse: MessageFns<AdvanceClockResponse> = {
     const message = createBaseAdvanceClockResponse();
     message.now = object.now ?? undefined;
     message.arrived = object.arrived ?? false;
+    message.executing = object.executing?.map((e) => e) || [];
     return message;
   },
 };
