@@ -67,6 +67,40 @@ def test_a_group_tells_what_its_members_say() -> None:
     assert (failure.name, failure.message) == ("ExceptionGroup", told)
 
 
+def raised(error: BaseException, depth: int = 0) -> BaseException:
+    def even(left: int) -> None:
+        odd(left - 1) if left else at_the_bottom()
+
+    def odd(left: int) -> None:
+        even(left - 1)
+
+    def at_the_bottom() -> None:
+        raise error
+
+    with pytest.raises(type(error)) as caught:
+        even(depth)
+    return caught.value
+
+
+def test_a_failure_says_where_it_was_raised() -> None:
+    details = to_failure(raised(ValueError("no stock"))).details
+
+    assert "in at_the_bottom" in details and details.endswith("ValueError: no stock\n")
+
+
+@pytest.mark.parametrize("error", [raised(ValueError("a" * 10_000 + "z" * 10_000)), raised(ValueError("z"), 400)])
+def test_of_a_long_stack_both_ends_are_kept(error: ValueError) -> None:
+    details = to_failure(error).details
+
+    assert len(details) <= 16_384
+    assert details.startswith("Traceback") and details.endswith("z\n")
+
+
+@pytest.mark.parametrize("error", [ValueError("never raised"), raised(Speechless())])
+def test_an_error_without_a_stack_or_words_is_told_as_well(error: Exception) -> None:
+    assert "never raised" not in to_failure(error).details
+
+
 @pytest.mark.parametrize(("name", "stored"), [("a\0b", "ab"), ("\ud800", "?"), (402, "402"), ("x" * 300, "x" * 256)])
 def test_a_name_is_text_that_the_wire_accepts(name: Any, stored: str) -> None:
     assert to_failure(NonRetryableError("no money", name)).name == stored

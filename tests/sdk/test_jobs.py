@@ -115,6 +115,15 @@ async def test_handlers_that_are_not_async_run_in_threads(stage: Stage) -> None:
     assert names[0].startswith("stepwell-step")
 
 
+async def test_a_failed_handler_says_where(stage: Stage) -> None:
+    async def handler(payload: Any) -> None:
+        raise OSError("no route")
+
+    await begin(stage, handler)
+
+    assert "in handler" in outcome(stage).failure.details
+
+
 async def test_an_async_handler_needs_no_thread(stage: Stage) -> None:
     stage.pool = type("Busy", (), {"call": lambda self, job, done: None})()
 

@@ -319,6 +319,21 @@ async def test_a_function_may_raise_whatever_it_likes(stage: Stage, error: BaseE
     assert stage.take()[0].finish.failure.name == type(error).__name__
 
 
+async def test_a_failed_step_and_a_failed_function_say_where(stage: Stage) -> None:
+    def body() -> None:
+        raise NonRetryableError("no stock")
+
+    async def order(event: Any, step: Any) -> None:
+        await step.do("a", body)
+
+    run = await stage.begin(order)
+    (failed,) = stage.take()
+    assert "in body" in failed.step_failed.failure.details
+    await stage.ack(run, 1)
+    (finish,) = stage.take()
+    assert "in order" in finish.finish.failure.details
+
+
 @pytest.mark.parametrize("name", ["", "x" * 257, "a\0b", "\ud800", 5])
 async def test_a_name_that_the_wire_cannot_carry_is_refused_where_it_is_used(stage: Stage, name: Any) -> None:
     async def order(event: Any, step: Any) -> None:

@@ -29,6 +29,7 @@ there the first time only, as the `__cause__`, for tracebacks.
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -44,6 +45,8 @@ _DOMAIN = "stepwell.v1"
 _DETAILS_KEY = "grpc-status-details-bin"
 _NAME_CHARACTERS = 256
 _MESSAGE_CHARACTERS = 4 * 1024
+_DETAILS_CHARACTERS = 16 * 1024
+_LEFT_OUT = "\n...\n"
 _CODES = {code.value[0]: code for code in grpc.StatusCode}
 
 
@@ -238,14 +241,29 @@ def reason_name(reason: int) -> str:
 
 
 def to_failure(error: BaseException, *, non_retryable: bool = False) -> common_pb2.Failure:
-    """What is stored of an exception: its class's name, or its own one, and what it says."""
+    """What is stored of an exception: its class's name, or its own one, what it says, and where it was raised."""
     name = getattr(error, "name", "") if isinstance(error, NonRetryableError | StepFailed) else ""
     ends = non_retryable or isinstance(error, NonRetryableError | StepMaxAttemptsExceeded | StepResultInvalid)
     return common_pb2.Failure(
         name=text_of(name or type(error).__name__)[:_NAME_CHARACTERS],
         message=_told(error)[:_MESSAGE_CHARACTERS],
         non_retryable=ends,
+        details=_stack_of(error),
     )
+
+
+def _stack_of(error: BaseException) -> str:
+    """The stack trace of an exception that was raised. The middle of a long one is left out: both ends tell more."""
+    if error.__traceback__ is None:
+        return ""
+    try:
+        stack = text_of("".join(traceback.format_exception(error)))
+    except Exception:  # it was made to look at, and has a bug of its own
+        return ""
+    if len(stack) <= _DETAILS_CHARACTERS:
+        return stack
+    half = (_DETAILS_CHARACTERS - len(_LEFT_OUT)) // 2
+    return stack[:half] + _LEFT_OUT + stack[-half:]
 
 
 def _told(error: BaseException) -> str:
