@@ -386,6 +386,20 @@ async def test_an_answer_that_comes_late_does_not_replace_a_newer_one() -> None:
     assert one.due_at(ORDER) is None
 
 
+async def test_a_whole_answer_says_of_all_others_that_they_have_no_tasks() -> None:
+    """Names that nothing waits for are not read."""
+    one = bus()
+    one.refresh([due_order(5), HandlerWake(OTHER, 6, None)], Stamp(0, 0), one.mark())
+    early = one.mark()
+
+    one.refresh([], Stamp(0, 0), one.mark(), whole=lambda handler: handler == ORDER)
+    assert (one.due_at(ORDER), one.due_at(OTHER)) == (None, 6)
+
+    one.learn(committed(due={ORDER: 7}))
+    one.refresh([], Stamp(0, 0), early, whole=everything)
+    assert (one.due_at(ORDER), one.due_at(OTHER)) == (7, None)
+
+
 async def test_what_a_claim_saw_does_not_undo_a_commit_that_it_did_not_see() -> None:
     one = bus()
     began = one.mark()

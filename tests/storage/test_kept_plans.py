@@ -22,7 +22,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 CROWD = 100_000
 MOST_ROWS = 1000
 """That a statement may look at which asks for a few."""
-FILLED = ("tasks", "workflow_instances", "workflow_labels", "workflow_steps", "workflow_events", "hooks", "requests")
+FILLED = (
+    *("handlers", "tasks", "hooks", "requests"),
+    *("workflow_instances", "workflow_labels", "workflow_steps", "workflow_events"),
+)
 
 
 def test_every_function_of_the_floor_is_planned() -> None:

@@ -35,6 +35,8 @@ CREDITS = 16
 MOST_PAGES = 200
 FAR_FUTURE = 2**60
 PATIENCE = STICKY
+IDLE = 10_000
+"""Names that nothing waits for."""
 NOBODY_SERVES = [Handler("default", TaskKind.WORKFLOW, f"unserved{number}") for number in range(20)]
 
 Plan: TypeAlias = dict[str, Any]
@@ -161,8 +163,10 @@ NARROW = re.compile(
     r"SEARCH due USING INDEX ix_tasks__claim .*"
     r"|SEARCH tasks USING (COVERING )?INDEX ix_tasks__(next_wake|held) .*"
     r"|SEARCH tasks USING INTEGER PRIMARY KEY .*"
+    r"|SEARCH after USING COVERING INDEX sqlite_autoindex_tasks_1 \(\(namespace,kind,name\)>=?\(\?,\?,\?\)\)"
     r"|SCAN tasks USING INDEX ix_tasks__held"  # only what somebody holds is in it
-    r"|(SCAN|SEARCH) (\w+_json|handlers|hook_targets|clock|lease_clock|CONSTANT ROW)\b.*"
+    r"|SEARCH handlers .*"
+    r"|(SCAN|SEARCH) (\w+_json|hook_targets|clock|lease_clock|CONSTANT ROW|namespaces|used|wanted)\b.*"
 )
 
 
@@ -254,8 +258,9 @@ async def opened(url: str) -> Database:
 
 
 def crowd(tx: Tx, share: int = 1, *, analyzed: bool) -> None:
-    """Sleepers of the most urgent class, due tasks of names that nobody serves, and a backlog to claim."""
-    handlers.register(tx, map(Registration, [ORDER, *NOBODY_SERVES]))
+    """Sleepers of the most urgent class, due tasks of names that nobody serves, a backlog to claim, and idle names."""
+    idle = [Handler("default", TaskKind.WORKFLOW, f"idle{number}") for number in range(IDLE // share)]
+    handlers.register(tx, map(Registration, [ORDER, *NOBODY_SERVES, *idle]))
     fill(tx, SLEEPING // share, "'order'", priority=0, run_at=FAR_FUTURE)
     fill(tx, UNSERVED // share, f"'unserved' || (n % {len(NOBODY_SERVES)})", priority=0, run_at=1)
     fill(tx, BACKLOG // share, "'order'", priority=9, run_at=1)

@@ -220,6 +220,8 @@ def crowd(tx: Tx, first: int, last: int) -> None:
     numbers = f"generate_series({first}, {last}) AS n"
     held = "n % 1000 = 1"
     for statement in (
+        f"""INSERT INTO handlers (namespace, kind, name, is_paused, created_at, registered_at)
+            SELECT 'default', 'workflow', 'idle' || n, false, 0, 0 FROM {numbers}""",
         f"""INSERT INTO workflow_instances (id, namespace, workflow, instance_id, run_number, status, params, labels,
                                             created_at, updated_at, revision, first_fence, request_id)
             SELECT {FIRST} + n, 'default', 'order', 'i' || n, 0, 'queued', '{{}}', '{{}}', {FIRST} + n, 0, 1, 0,

@@ -89,7 +89,7 @@ class Dispatchers:
         for _ in range(MOST_QUESTIONS):
             mark = bus.mark()
             found, served, at = await self._spine.db.run_tx(work, READ)
-            bus.refresh(found, at, mark)
+            bus.refresh(found, at, mark, whole=lambda handler: handler.namespace == wanted.namespace)
             bus.serve(frozenset(one for one in bus.served if one.namespace != wanted.namespace) | served)
             if not bus.is_noted_since(wanted.matches, mark):
                 break

@@ -22,6 +22,11 @@ Match: TypeAlias = Callable[[Handler], bool]
 SET_BACK = 10 * SECOND
 
 
+def every(_handler: Handler) -> bool:
+    """Every handler matches."""
+    return True
+
+
 class DatabaseTime:
     """An estimate of the database's time between its answers. It measures waits, and decides nothing."""
 
@@ -115,10 +120,13 @@ class WakeBus:
         self._all_noted, self._noted = False, set()
         return taken
 
-    def refresh(self, found: Iterable[HandlerWake], at: Stamp, mark: int) -> None:
-        """Take over what the database said after the mark was taken, and wake subscribers if it is news."""
+    def refresh(self, found: Sequence[HandlerWake], at: Stamp, mark: int, whole: Match | None = None) -> None:
+        """Take over what the database said after the mark was taken, and wake subscribers if it is news.
+
+        It is the whole answer for handlers that match `whole`: those of them that were not found have no tasks.
+        """
         moved = self._observe(at)
-        if self._take_over(found, mark) or moved:
+        if self._take_over([*found, *self._idle(found, whole)], mark) or moved:
             self._tell()
 
     def learn(self, committed: Committed) -> None:
@@ -163,6 +171,13 @@ class WakeBus:
                 )
             is_news |= self._put(one)
         return is_news
+
+    def _idle(self, found: Iterable[HandlerWake], whole: Match | None) -> list[HandlerWake]:
+        """Wakes of known handlers that have no tasks by a whole answer."""
+        if whole is None:
+            return []
+        gone = self._wakes.keys() - {one.handler for one in found}
+        return [HandlerWake(one, None, None, one in self.registered) for one in gone if whole(one)]
 
     def _put(self, wake: HandlerWake) -> bool:
         is_news = self._wakes.get(wake.handler) != wake

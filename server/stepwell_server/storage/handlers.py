@@ -14,25 +14,32 @@ from sqlalchemy import (
     Select,
     Text,
     and_,
+    bindparam,
     case,
+    cast,
     func,
     literal,
     not_,
     select,
     true,
+    tuple_,
+    union,
     update,
 )
 from sqlalchemy.types import TypeEngine
 
+from stepwell_server.domain.engine_events import EngineEventName
 from stepwell_server.domain.tasks import Handler, Registration, TaskKind, TaskStatus
 from stepwell_server.domain.times import Micros
 from stepwell_server.storage import dialect
 from stepwell_server.storage.clock import db_now
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.paging import Position, beyond
-from stepwell_server.storage.schema import handlers, hook_targets, tasks
+from stepwell_server.storage.schema import handlers, hook_targets, namespaces, tasks
 
 COLUMNS: dict[str, TypeEngine[Any]] = {"namespace": Text(), "kind": Text(), "name": Text()}
+
+_NAMESPACE = bindparam("namespace", type_=Text())
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,27 +179,59 @@ def _count_held_sql(product: str) -> Select[Any]:
 
 
 def next_wakes(tx: Tx, of: Sequence[Handler] | None = None) -> list[HandlerWake]:
-    """When the next task of each handler can be claimed: of these, or of all that were ever used.
+    """When the next task of each handler can be claimed: of these, or of all that have tasks or are told of events.
 
     Pending tasks count by their time, held ones by the end of their lease. A handler that is paused, or whose limit is
     reached, gives nothing before a lease in it ends; parked and blocked tasks never count: their release is a change.
     """
-    statement = _next_wakes_sql(dialect.product(tx), of is None)
-    found = tx.execute(statement, {} if of is None else {"wanted": as_rows(of)})
+    if of is None:
+        found = tx.execute(_used_wakes_sql(dialect.product(tx), in_one=False))
+    else:
+        found = tx.execute(_next_wakes_sql(dialect.product(tx)), {"wanted": as_rows(of)})
     return [_wake(row) for row in found]
 
 
 def next_wakes_in(tx: Tx, namespace: str) -> list[HandlerWake]:
-    """When the next task of each handler of a namespace can be claimed."""
-    statement = _next_wakes_sql(dialect.product(tx), True).where(handlers.c.namespace == namespace)
-    return [_wake(row) for row in tx.execute(statement)]
+    """When the next task of each handler of a namespace can be claimed that has tasks or is told of events."""
+    found = tx.execute(_used_wakes_sql(dialect.product(tx), in_one=True), {"namespace": namespace})
+    return [_wake(row) for row in found]
 
 
 @cache
-def _next_wakes_sql(product: str, of_all: bool) -> Select[Any]:
-    if of_all:
-        return _with_wake(product, handlers).select_from(handlers).where(is_known(handlers.c.kind))
-    wanted = dialect.rows(product, "wanted", **COLUMNS)
+def _next_wakes_sql(product: str) -> Select[Any]:
+    return _wakes_of(product, dialect.rows(product, "wanted", **COLUMNS))
+
+
+@cache
+def _used_wakes_sql(product: str, *, in_one: bool) -> Select[Any]:
+    """Names that nothing waits for are not met, however many there are."""
+    used = _used(product, in_one=in_one)
+    mine = [namespaces.c.name == _NAMESPACE] if in_one else []
+    told = [
+        select(namespaces.c.name, literal(TaskKind.HOOK.value), literal(event.value)).where(*mine)
+        for event in EngineEventName
+    ]
+    wanted = union(select(used).where(is_known(used.c.kind)), *told).subquery("wanted")
+    return _wakes_of(product, wanted)
+
+
+def _used(product: str, *, in_one: bool) -> FromClause:
+    """Handlers that have tasks, in one namespace or in all, after one that is before all: from each to the next."""
+    start = [_NAMESPACE if in_one else literal(""), literal(""), literal("")]
+    names = zip(start, columns_of(tasks.c), strict=True)
+    used = select(*(cast(value, one.type).label(one.name) for value, one in names)).cte("used", recursive=True)
+    after = tasks.alias("after")
+    mine = [after.c.namespace == _NAMESPACE] if in_one else []
+    namespace, kind, name = columns_of(used.c)
+    first = dialect.unindexed(namespace), dialect.unindexed(kind), name.concat("\x01")  # the first name after this one
+    later = tuple_(*columns_of(after.c)) >= tuple_(*first)  # SQLite would walk all that are equal, told ">"
+    follows = select(after.c.id).where(later, *mine).order_by(*columns_of(after.c)).limit(1)
+    next_id = follows.correlate(used).scalar_subquery()
+    joined, found = dialect.look_up(product, used, tasks, tasks.c.id == next_id)
+    return used.union_all(select(*columns_of(found.c)).select_from(joined))
+
+
+def _wakes_of(product: str, wanted: FromClause) -> Select[Any]:
     joined, mine = dialect.look_up(product, wanted, handlers, same_handler(handlers.c, wanted.c))
     return _with_wake(product, mine).select_from(joined)
 

@@ -8,7 +8,7 @@ from functools import partial
 
 from stepwell_server.domain.errors import DatabaseSlow, StepwellError
 from stepwell_server.domain.tasks import Handler
-from stepwell_server.engine.wakes import WakeBus
+from stepwell_server.engine.wakes import WakeBus, every
 from stepwell_server.storage import handlers, tasks
 from stepwell_server.storage.database import Database, Tx, TxOptions
 from stepwell_server.storage.handlers import HandlerWake
@@ -34,7 +34,7 @@ async def refresh_wakes(db: Database, bus: WakeBus) -> None:
             bus.note(bus.served if is_too_much else asked)
             await asyncio.sleep(PAUSE)
             continue
-        bus.refresh(found, at, mark)
+        bus.refresh(found, at, mark, whole=every if asked is None else None)
         await asyncio.sleep(max(0.0, began + SPACING - asyncio.get_running_loop().time()))
 
 

@@ -18,6 +18,7 @@ from stepwell_server.domain.workflows import status_of
 from stepwell_server.engine import jobs
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.spine import Spine
+from stepwell_server.engine.wakes import every
 from stepwell_server.engine.workers import Workers
 from stepwell_server.storage import handlers, leases, sessions, tasks, workflows
 from stepwell_server.storage.database import Tx, TxOptions
@@ -40,7 +41,8 @@ log = structlog.get_logger()
 class Swept:
     """What one sweep saw and did."""
 
-    wakes: list[HandlerWake]
+    wakes: list[HandlerWake] | None
+    """None: they could not be read."""
     lapsed: list[Task]
     given_up: list[Task]
     """Hooks of which an execution failed because nobody knows their handler."""
@@ -96,7 +98,8 @@ class Sweep:
             self._rested_at = swept.at.lease_now
         self.workers.confirmed(owners, swept.confirmed)
         self.spine.bus.serve(frozenset(swept.served))
-        self.spine.bus.refresh(swept.wakes, swept.at, mark)
+        whole = None if swept.wakes is None else every
+        self.spine.bus.refresh(swept.wakes or [], swept.at, mark, whole)
         if swept.lapsed or swept.given_up:
             told = [task.id for task in swept.lapsed]
             self.spine.announce(committed_by([*swept.lapsed, *swept.given_up], [], swept.at, told))
@@ -114,8 +117,8 @@ class Sweep:
             if statuses:
                 workflows.copy_status(tx, statuses, tasks.stamp(tx).now)
         self.hints.ping(tx)
-        found = handlers.next_wakes(tx) if wakes else []
-        given_up = jobs.fail_unserved(tx, found, self.spine.committer.rules)
+        found = handlers.next_wakes(tx) if wakes else None
+        given_up = jobs.fail_unserved(tx, found or [], self.spine.committer.rules)
         if given_up:
             found = handlers.next_wakes(tx)
         return Swept(found, lapsed, given_up, gap, held, confirmed, sessions.served(tx), tasks.stamp(tx))
@@ -123,7 +126,7 @@ class Sweep:
     def _interval(self) -> float:
         if not self.spine.db.reachable:
             return WHILE_AWAY
-        due_at = self.spine.bus.next_wake(lambda handler: True).due_at
+        due_at = self.spine.bus.next_wake(every).due_at
         soon = due_at is not None and due_at <= self.spine.bus.time.now() + SECOND
         if soon and not self.hints.working:
             return WITHOUT_HINTS
