@@ -20,6 +20,7 @@ async def running(sqlite_url: str) -> AsyncIterator[ServerProcess]:
 
 async def test_version() -> None:
     assert await stepwell_process("version") == (0, f"{__version__}\n", "")
+    assert await stepwell("--version") == (0, f"{__version__}\n", "")
 
 
 async def test_info_shows_what_the_server_says(running: ServerProcess) -> None:
@@ -46,6 +47,18 @@ async def test_namespaces_are_created_and_listed(running: ServerProcess) -> None
 
     code, out, _ = await stepwell("namespace", "list", "--json", server=running.listen)
     assert [one["name"] for one in json.loads(out)["namespaces"]] == ["billing", "default", "odd"]
+
+
+async def test_what_came_from_the_server_stays_on_its_line_and_hides_nothing(running: ServerProcess) -> None:
+    hostile = "a\nb\r\x1b[2Jc\u202ed\u200be\u2028[red]f"
+    await stepwell("namespace", "create", "odd", "--description", hostile, server=running.listen)
+
+    _, out, _ = await stepwell("namespace", "list", server=running.listen)
+    [line] = [line for line in out.split("\n") if line.startswith("odd")]
+    assert r"a\nb\r\x1b[2Jc\u202ed\u200be\u2028[red]f" in line
+
+    _, _, refused = await stepwell("workflow", "get", "w", "x\u202ey\nz", server=running.listen)
+    assert refused.count("\n") == 1 and "\u202e" not in refused
 
 
 async def test_a_refusal_is_one_line_and_an_exit_code(running: ServerProcess) -> None:

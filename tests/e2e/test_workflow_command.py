@@ -110,24 +110,21 @@ async def test_instances_are_listed_by_status_and_label(typed: Typed) -> None:
     assert "third" in out and "labelled" not in out
 
 
-async def test_create_can_wait_and_its_exit_code_says_how_it_ended(typed: Typed) -> None:
+async def test_create_can_wait_and_its_exit_code_says_how_it_ended(typed: Typed, tmp_path: Path) -> None:
     late = await typed("workflow", "create", "order", "--id", "late", "--wait", "10ms", code=1)
     assert late == "stepwell: order late has not ended within 10 ms\n"
 
     failed = await stepwell("workflow", "create", "broken", "--wait", "30s", server=typed.address)
     assert failed[0] == 1
+    assert failed[1].startswith("created broken ")
     assert r"ValueError: it \x1b[31mis\x1b[0m broken" in failed[1]
 
-    waiting = asyncio.create_task(typed("workflow", "create", "order", "--id", "good", "--wait", "30s", "--json"))
-    await typed_when_there(typed, "good")
-    assert json.loads(await waiting)["output"] == {"doubled": 2, "approved": None}
-
-
-async def typed_when_there(typed: Typed, id: str) -> None:
-    """Approve an order as soon as it exists."""
-    while id not in [one.id async for one in typed.client.workflow("order").list()]:
-        await asyncio.sleep(0.02)
-    await typed("workflow", "send-event", "order", id, "approval")
+    arguments = ("workflow", "create", "order", "--id", "good", "--wait", "30s", "--json")
+    async with start_command(*arguments, server=typed.address, cwd=tmp_path) as waiting:
+        await waiting.says("stepwell: created order good")
+        await typed("workflow", "send-event", "order", "good", "approval")
+        assert await asyncio.wait_for(waiting.process.wait(), 30) == 0
+    assert json.loads("".join(waiting.lines[1:]))["output"] == {"doubled": 2, "approved": None}
 
 
 async def test_an_instance_is_steered(typed: Typed) -> None:

@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
+from typing import Annotated
 
 import typer
 
 from stepwell import __version__
-from stepwell.cli import dev, dispatchers, hooks, info, listings, namespaces, server, wakes, workers, workflows
+from stepwell.cli import (
+    dev,
+    dispatchers,
+    hooks,
+    info,
+    listings,
+    namespaces,
+    printing,
+    server,
+    wakes,
+    workers,
+    workflows,
+)
 from stepwell.errors import CallFailed
 
 app = typer.Typer(
@@ -39,11 +51,26 @@ def version() -> None:
     print(__version__)
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        version()
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version of this command.")
+    ] = False,
+) -> None:
+    pass
+
+
 def run(arguments: Sequence[str] | None = None) -> int:
     """Run the command line, or these arguments, and return the exit code."""
     try:
         app(arguments)
     except (CallFailed, OSError) as error:
-        print(f"stepwell: {error}", file=sys.stderr)
+        printing.print_note(str(error))
         return 1
     return 0

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 
+from stepwell.cli.printing import escaped
+
 _OF_EVERY_RECORD = frozenset(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -13,7 +15,8 @@ class FieldsFormatter(logging.Formatter):
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802 - the name is logging's
         """The line, without a traceback."""
         fields = (f" {key}={value}" for key, value in vars(record).items() if key not in _OF_EVERY_RECORD)
-        return super().formatMessage(record) + "".join(fields)
+        line = super().formatMessage(record) + "".join(fields)
+        return escaped(line) if record.name.startswith("stepwell.") else line  # servers had a say in it
 
 
 def log_to_terminal() -> None:

@@ -34,7 +34,7 @@ def create(
     if as_json:
         printing.print_json(answer.namespace)
     else:
-        print(f"created namespace {answer.namespace.name}")
+        printing.print_line(f"created namespace {answer.namespace.name}")
 
 
 @app.command("list")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timedelta
 from typing import Any, TypeAlias
@@ -21,7 +20,6 @@ Cell: TypeAlias = str | Text
 
 _WIDE = 1000
 _LONGEST_TEXT = 160
-_CONTROL = re.compile(r"[\x00-\x09\x0b-\x1f\x7f-\x9f]")
 
 
 def print_json(message: Message, *, one_line: bool = False) -> None:
@@ -56,8 +54,13 @@ def print_note(*parts: Cell) -> None:
 
 
 def to_text(cell: Cell) -> Text:
-    """Text that cannot move the cursor or clear the screen, whoever wrote it."""
-    return cell if isinstance(cell, Text) else Text(_CONTROL.sub(lambda found: f"\\x{ord(found[0]):02x}", cell))
+    """Text that shows what it holds, whoever wrote it."""
+    return cell if isinstance(cell, Text) else Text(escaped(cell))
+
+
+def escaped(text: str) -> str:
+    """The text on one line, with escapes for what moves the cursor, turns the direction around or cannot be seen."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
 
 
 def instant(at: datetime | None) -> str:
@@ -88,12 +91,13 @@ def payload(data: Payload) -> str:
     return shortened(data.json) if data.WhichOneof("body") != "binary" else f"{len(data.binary):,} bytes"
 
 
-def indented(data: Payload) -> str:
+def indented(data: Payload) -> Text:
     """A payload over as many lines as it takes."""
     try:
-        return json.dumps(json.loads(data.json), indent=2, ensure_ascii=False)
+        lines = json.dumps(json.loads(data.json), indent=2, ensure_ascii=False).split("\n")
     except ValueError:
-        return payload(data)
+        lines = [payload(data)]
+    return Text("\n").join(map(to_text, lines))
 
 
 def failure(told: Failure) -> str:

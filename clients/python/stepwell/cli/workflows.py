@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
@@ -51,13 +50,20 @@ def create(
 
     async def ask(client: Client) -> pb.Instance:
         answer = await client.call(client.stub.CreateInstance(request, timeout=options.DEADLINE))
-        return answer.instance if wait is None else await _ended(client, answer.instance, wait)
+        if wait is None:
+            return answer.instance
+        say_created(answer.instance)  # before it waits: whoever gives up can come back to it
+        return await _ended(client, answer.instance, wait)
+
+    def say_created(instance: pb.Instance) -> None:
+        say = printing.print_note if as_json else printing.print_line
+        say(f"created {_named(instance)}")
 
     instance = target.use(ask)
-    if wait is None and not as_json:
-        printing.print_line(f"created {_named(instance)}")
-    else:
+    if wait is not None or as_json:
         _show(instance, as_json)
+    else:
+        say_created(instance)
     if wait is not None:
         _exit_by(instance, wait)
 
@@ -203,7 +209,7 @@ def _show(instance: pb.Instance, as_json: bool) -> None:
 def _exit_by(instance: pb.Instance, waited: timedelta) -> None:
     status = status_of(instance)
     if not status.is_terminal:
-        print(f"stepwell: {_named(instance)} has not ended within {printing.duration(waited)}", file=sys.stderr)
+        printing.print_note(f"{_named(instance)} has not ended within {printing.duration(waited)}")
     if status is not Status.COMPLETE:
         raise typer.Exit(1)
 
