@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from stepwell import Client, Instance
-from tests.support.commands import Running, start_command, stepwell
+from tests.support.commands import Running, start_command, stepwell, stepwell_process
 from tests.support.servers import ServerProcess, start_process
 
 PROGRAM = """
@@ -55,7 +55,7 @@ def external(database_url: str) -> AbstractAsyncContextManager[ServerProcess]:
 
 async def registered(server: ServerProcess, folder: Path) -> None:
     """Make the app's workflow known, by a worker that comes and goes."""
-    code, _, err = await stepwell("worker", "program", "--idle", "10ms", server=server.listen, cwd=folder)
+    code, _, err = await stepwell_process("worker", "program", "--idle", "10ms", server=server.listen, cwd=folder)
     assert code == 0, err
 
 

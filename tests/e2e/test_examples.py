@@ -14,7 +14,7 @@ import pytest
 
 from stepwell import Client, StepEntry
 from stepwell_server import config
-from tests.support.commands import Running, start_command, start_program, stepwell
+from tests.support.commands import Running, start_command, start_program, stepwell_process
 from tests.support.servers import start_process
 
 ROOT = Path(__file__).parents[2]
@@ -115,7 +115,7 @@ async def test_a_sidecar_wakes_a_worker_that_is_not_running(database_url: str, t
     async with AsyncExitStack() as stack:
         server = await stack.enter_async_context(start_process(database_url))
         client = await stack.enter_async_context(Client(server.listen))
-        known = await stepwell("worker", "main:app", "--idle", "10ms", server=server.listen, cwd=folder)
+        known = await stepwell_process("worker", "main:app", "--idle", "10ms", server=server.listen, cwd=folder)
         assert known[0] == 0, known
         options = ("--port", "0", "--idle", "500 ms", "--server", server.listen)
         supervisor = await stack.enter_async_context(start_program(sys.executable, "main.py", *options, cwd=folder))
