@@ -93,9 +93,7 @@ async def test_many_may_ask_for_health_at_once_on_one_connection(sqlite_server: 
 
 
 @pytest.mark.parametrize(("method", "frame"), [(CHECK, 16_384), (WATCH, 12), (INFO, 16_384)])
-async def test_a_connection_of_a_stranger_costs_little_whatever_it_sends(
-    sqlite_url: str, method: str, frame: int
-) -> None:
+async def test_unfinished_messages_of_a_stranger_cost_little(sqlite_url: str, method: str, frame: int) -> None:
     async with start_process(sqlite_url, "--policy", POLICY, "--log-level", "error") as server:
         memory = psutil.Process(server.process.pid).memory_info
         before, peak = memory().rss, 0
