@@ -412,6 +412,19 @@ async def test_what_a_claim_saw_does_not_undo_a_commit_that_it_did_not_see() -> 
     assert one.due_at(ORDER) is None
 
 
+async def test_what_a_claim_committed_is_known_though_a_later_question_did_not_see_it() -> None:
+    """A question that begins after the claim may be answered before the claim has committed."""
+    one = bus()
+    began = one.mark()
+    one.note([OTHER])
+    one.refresh([due_order(None)], Stamp(0, 0), one.mark())
+
+    one.learn(committed(wakes=(HandlerWake(ORDER, None, lapses_at=7),), mark=began))
+
+    assert one.next_wake(everything).lapses_at == 7
+    assert await one.take_noted()  # and the database is asked again
+
+
 async def test_what_a_group_made_due_and_claimed_itself_is_not_due() -> None:
     one = bus()
 

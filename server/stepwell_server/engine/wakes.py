@@ -132,7 +132,7 @@ class WakeBus:
     def learn(self, committed: Committed) -> None:
         """Take over what one of our own commits says: sooner times at once, all else when the database is asked."""
         moved = self._observe(committed.at)
-        is_news = self._take_over(committed.wakes, committed.mark)
+        is_news = self._take_over(committed.wakes, committed.mark, committed=True)
         claimed = {wake.handler for wake in committed.wakes}  # read after the group was written: they know its tasks
         for handler in (committed.due.keys() | committed.lapses.keys() | committed.freed) - claimed:
             known = self._wakes.get(handler, HandlerWake(handler, None, None))
@@ -147,11 +147,11 @@ class WakeBus:
             self._tell()
         self.note(committed.touched | claimed)  # what a claim saw may be over by the time it commits
 
-    def _take_over(self, found: Iterable[HandlerWake], mark: int) -> bool:
+    def _take_over(self, found: Iterable[HandlerWake], mark: int, *, committed: bool = False) -> bool:
         """Believe what was read after a mark, unless a later answer is known. Whether it is news.
 
         What was noted since is not in it: then of what is known and what was read the sooner counts, until the database
-        has been asked again.
+        has been asked again. So it is with a commit of which a later answer may know nothing.
         """
         is_news = False
         for one in found:
@@ -159,11 +159,13 @@ class WakeBus:
                 self.registered.add(one.handler)
             else:
                 self.registered.discard(one.handler)
-            if self._read_at.get(one.handler, 0) > mark:
+            is_late = self._read_at.get(one.handler, 0) > mark
+            if is_late and not committed:
                 continue
-            self._read_at[one.handler] = mark
+            self._read_at[one.handler] = max(mark, self._read_at.get(one.handler, 0))
             known = self._wakes.get(one.handler)
-            if known is not None and max(self._noted_at.get(one.handler, 0), self._noted_at.get(None, 0)) > mark:
+            is_noted = max(self._noted_at.get(one.handler, 0), self._noted_at.get(None, 0)) > mark
+            if known is not None and (is_late or is_noted):
                 one = replace(
                     one,
                     due_at=_sooner(one.due_at, known.due_at),
