@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Coroutine, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import uvloop
 
@@ -23,17 +22,16 @@ _REFUSALS = (
     CannotListen,
     PolicyNotFound,
 )
+_CHECK = "--check"
+_CHECK_HELP = "--check changes nothing: it says whether the schema is what this version needs and SQLite's file whole."
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run `serve` (the default) or `migrate`. A refusal is one readable line and exit code 1, bad settings 2."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     command = given.pop(0) if given and given[0] in ("serve", "migrate") else "serve"
-    program = "stepwell migrate" if command == "migrate" else "stepwell server"
     try:
-        settings = config.load(given, program)
-        telemetry.configure_logs(settings.log_format, settings.log_level)
-        _run(_migrate(settings) if command == "migrate" else app.serve(settings, _announce))
+        uvloop.run(_migrate(given) if command == "migrate" else _serve(given))
     except _REFUSALS as refusal:
         print(f"stepwell: {refusal}", file=sys.stderr)
         return 2 if isinstance(refusal, config.InvalidSettings) else 1
@@ -42,9 +40,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-async def _migrate(settings: config.Settings) -> None:
-    version = await app.migrate_database(settings)
+async def _serve(arguments: Sequence[str]) -> None:
+    await app.serve(_settings(arguments, "stepwell server"), _announce)
+
+
+async def _migrate(arguments: Sequence[str]) -> None:
+    settings = _settings([one for one in arguments if one != _CHECK], "stepwell migrate", _CHECK_HELP)
+    version = await (app.check_database if _CHECK in arguments else app.migrate_database)(settings)
     print(f"the database is at schema {version}")
+
+
+def _settings(arguments: Sequence[str], program: str, epilog: str = "") -> config.Settings:
+    settings = config.load(arguments, program, epilog)
+    telemetry.configure_logs(settings.log_format, settings.log_level)
+    return settings
 
 
 def _announce(addresses: app.Addresses) -> None:
@@ -58,10 +67,6 @@ def _settle() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(10_000, 20, 50)
-
-
-def _run(work: Coroutine[Any, Any, None]) -> None:
-    uvloop.run(work)
 
 
 if __name__ == "__main__":

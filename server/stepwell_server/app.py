@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
@@ -62,8 +63,8 @@ from stepwell_server.engine.workers import Workers
 from stepwell_server.engine.workflows import Workflows
 from stepwell_server.storage import clock, migrate
 from stepwell_server.storage import server as deployments
-from stepwell_server.storage.database import READ, Database
-from stepwell_server.storage.dialect import WrongEncoding
+from stepwell_server.storage.database import READ, Database, Fault
+from stepwell_server.storage.dialect import Damaged, WrongEncoding, check_file
 from stepwell_server.storage.failpoints import Failpoints
 from stepwell_server.storage.hints import Hint, Hints, NoHints, PostgresqlHints
 from stepwell_server.storage.paging import PageTokens
@@ -100,12 +101,18 @@ class CannotUseDatabase(Exception):
 
 async def prepare_database(db: Database, settings: Settings) -> Deployment:
     """Bring the database to the newest schema, if that is wanted, and find out what it is."""
+    if settings.auto_migrate:
+        await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=settings.virtual_clock))
+    await db.run_unhurried(migrate.check)
+    return await db.run_tx(deployments.read, READ)
+
+
+@contextmanager
+def _usable_database() -> Iterator[None]:
+    """Say in one line why the database cannot be used."""
     try:
-        if settings.auto_migrate:
-            await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=settings.virtual_clock))
-        await db.run_unhurried(migrate.check)
-        return await db.run_tx(deployments.read, READ)
-    except (StepwellError, SQLAlchemyError, OSError, migrate.SchemaMissing, WrongEncoding) as error:
+        yield
+    except (StepwellError, SQLAlchemyError, OSError, migrate.SchemaMissing, WrongEncoding, Damaged) as error:
         raise CannotUseDatabase(f"cannot use the database: {_cause(error)}") from error
 
 
@@ -121,9 +128,28 @@ async def migrate_database(settings: Settings) -> str:
     """Bring the database to the newest schema and return its version."""
     db = open_database(settings.database_url)
     try:
-        return (await prepare_database(db, settings)).schema_version
+        with _usable_database():
+            return (await prepare_database(db, settings)).schema_version
     finally:
         await db.close()
+
+
+async def check_database(settings: Settings) -> str:
+    """Return the version of the schema; refuse a database that is damaged or lacks what this server needs."""
+    _check_there(settings.database_url)
+    db = open_database(settings.database_url)
+    try:
+        with _usable_database():
+            await db.run_unhurried(check_file)
+            return (await prepare_database(db, settings.model_copy(update={"auto_migrate": False}))).schema_version
+    finally:
+        await db.close()
+
+
+def _check_there(url: URL) -> None:
+    """Refuse a file of SQLite that opening it would make."""
+    if url.get_backend_name() == "sqlite" and not Path(url.database or "").is_file():
+        raise CannotUseDatabase(f"cannot use the database: there is no file {url.database}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +181,7 @@ class App:
         self.db = db
         self.health = Health()
         self.metrics = Metrics()
+        self._told: Counter[Fault] = Counter()
         self._hints = open_hints(settings.database_url)
         self._admission = Admission(_bounds(settings))
         self._background: dict[str, Callable[[], Awaitable[None]]] = {}
@@ -168,9 +195,12 @@ class App:
             log.warning("unsafe_setting", warning=warning)
         for address in (self.settings.listen, self.settings.ops_listen):
             listeners.check_free(*split_address(address))  # before a database is created that nobody will serve
-        replica = await self._meet_database()
-        self._assemble(replica)
-        await self._sweep.once()  # what is registered and due must be known before anything is decided
+        with _usable_database():
+            replica = await self._meet_database()
+            self._assemble(replica)
+            await self._sweep.once()  # what is registered and due must be known before anything is decided
+            if self.db.faults[Fault.DAMAGED]:
+                raise Damaged("it is damaged")
         await self.health.start()
         addresses = await self._listen(replica)
         await self._report_database(True)
@@ -337,9 +367,20 @@ class App:
         self._loops = [asyncio.create_task(supervised(name, loop)) for name, loop in self._background.items()]
 
     async def _report_database(self, reachable: bool) -> None:
+        self._tell_faults()
         self.metrics.database_up.set(reachable)
-        if reachable != self.health.ready:
-            await self.health.set_ready(reachable)
+        ready = reachable and not self.db.faults[Fault.DAMAGED]  # damage stays until a backup is restored
+        if ready != self.health.ready:
+            await self.health.set_ready(ready)
+
+    def _tell_faults(self) -> None:
+        """Count the transactions that failed since the last time, and log faults that only an operator can mend."""
+        new = self.db.faults - self._told
+        self._told = self.db.faults.copy()
+        for fault, transactions in new.items():
+            self.metrics.database_faults.labels(fault.name.lower()).inc(transactions)
+            if fault in (Fault.FULL, Fault.DAMAGED):
+                log.error(f"database_{fault.name.lower()}", transactions=transactions)
 
 
 async def serve(settings: Settings, announce: Callable[[Addresses], None]) -> None:

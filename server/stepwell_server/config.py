@@ -316,9 +316,9 @@ class Settings(BaseSettings):
         return self
 
 
-def load(arguments: Sequence[str], program: str) -> Settings:
+def load(arguments: Sequence[str], program: str, epilog: str = "") -> Settings:
     """Settings from these arguments, the environment and the file that --config or STEPWELL_CONFIG names."""
-    flags = vars(_parser(program).parse_args(arguments))
+    flags = vars(_parser(program, epilog).parse_args(arguments))
     file = flags.pop("config")
     nested = {name: flags.pop(name) for name in list(flags) if "." in name}
     for name, value in nested.items():
@@ -339,12 +339,13 @@ class _Parser(argparse.ArgumentParser):
         raise InvalidSettings(f"{message}; see {self.prog} --help")
 
 
-def _parser(program: str) -> _Parser:
+def _parser(program: str, epilog: str) -> _Parser:
     """A flag for every setting. Those that are not given stay out, so that the environment and the file can speak."""
     parser = _Parser(
         prog=program,
         description="Every flag can also be a variable (--ops-listen: STEPWELL_OPS_LISTEN, --limits.timer: "
         "STEPWELL_LIMITS__TIMER) or stand in a TOML file (ops_listen = ...). Flags beat variables, and those the file.",
+        epilog=epilog,
         argument_default=argparse.SUPPRESS,
         allow_abbrev=False,
     )

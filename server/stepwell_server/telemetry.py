@@ -64,6 +64,9 @@ class Metrics:
         self.database_up = Gauge(
             "stepwell_database_up", "1 if the last contact with the database succeeded.", registry=self.registry
         )
+        self.database_faults = Counter(
+            "stepwell_database_faults_total", "Transactions that failed, by cause.", ["cause"], registry=self.registry
+        )
         self.internal_errors = Counter(
             "stepwell_internal_errors_total", "Calls that ended with INTERNAL: bugs.", registry=self.registry
         )

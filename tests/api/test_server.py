@@ -11,11 +11,17 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 from grpc_reflection.v1alpha.reflection_pb2_grpc import ServerReflectionStub
+from structlog.testing import capture_logs
 
 from stepwell.v1 import server_pb2 as pb
+from stepwell.v1.common_pb2 import Payload
+from stepwell.v1.errors_pb2 import ERROR_REASON_DATABASE_UNAVAILABLE
+from stepwell.v1.hooks_pb2 import GetHookRequest, TriggerHooksItem, TriggerHooksRequest
+from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell_server import __version__
 from stepwell_server.api.listeners import service_names
+from stepwell_server.storage.database import Database
 from stepwell_server.storage.migrate import MIGRATIONS
 from tests.support import raw
 from tests.support.errors import refusal
@@ -127,6 +133,35 @@ async def test_metrics_count_calls_by_method_and_code(sqlite_server: Served) -> 
             assert status == 200
             if counted <= {*body.splitlines()}:
                 break
+
+
+async def test_a_full_disk_is_named_to_callers_logged_and_counted_and_loses_nothing(
+    start_server: StartServer, sqlite_url: str
+) -> None:
+    """SQLite says the same where the disk is full and where the file has all the pages that it may have."""
+    server = await start_server(sqlite_url)
+    payload = Payload(json=f'"{"x" * 500_000}"')
+    large = TriggerHooksRequest(items=[TriggerHooksItem(name="note", hook_id="large", payload=payload)])
+    stub = HookServiceStub(server.channel)
+
+    with capture_logs() as logs:
+        await bound_pages(server.app.db, 1)  # no fewer than it has
+        told = (await stub.TriggerHooks(large)).results[0].error
+        missing = await refusal(stub.GetHook(GetHookRequest(hook_id="large")))
+        await server.app._swept(server.app.db.reachable)
+        await bound_pages(server.app.db, 1_000_000)
+    stored = await stub.TriggerHooks(large)
+
+    assert (told.reason, stored.results[0].HasField("error")) == (ERROR_REASON_DATABASE_UNAVAILABLE, False)
+    assert "the disk of the database is full: nothing of this was stored" in told.message
+    assert missing.reason == "HOOK_NOT_FOUND"
+    assert "database_full" in {line["event"] for line in logs}
+    assert server.app.metrics.registry.get_sample_value("stepwell_database_faults_total", {"cause": "full"})
+    assert (await http(server, "GET /readyz"))[0] == 200
+
+
+async def bound_pages(db: Database, pages: int) -> None:
+    await db.run_tx(lambda tx: tx.exec_driver_sql(f"PRAGMA max_page_count = {pages}").all())
 
 
 @pytest.mark.parametrize(

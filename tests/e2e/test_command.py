@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 
 from stepwell import __version__
 from tests.support.commands import stepwell, stepwell_process
+from tests.support.faults import damage
+from tests.support.postgres import PostgresServer
 from tests.support.servers import ServerProcess, start_process
 
 
@@ -84,6 +87,34 @@ async def test_migrate_makes_a_database_that_a_server_serves(sqlite_url: str) ->
 
     async with start_process(sqlite_url, "--no-auto-migrate") as server:
         assert (await stepwell("info", server=server.listen))[0] == 0
+
+
+@pytest.mark.parametrize("kind", ["sqlite", "postgresql"])
+async def test_migrate_check_changes_nothing_and_says_whether_the_database_can_be_served(
+    kind: str, tmp_path: Path, postgres: PostgresServer
+) -> None:
+    database_url = f"sqlite:///{tmp_path}/empty.db" if kind == "sqlite" else postgres.create_database()
+    code, _, err = await stepwell_process("migrate", "--check", "--database", database_url)
+    assert (code, len(err.splitlines())) == (1, 1)
+    assert "there is no file" in err or "it has no schema" in err
+    assert (await stepwell_process("migrate", "--check", "--database", database_url))[2] == err
+
+    await stepwell_process("migrate", "--database", database_url)
+    code, out, err = await stepwell_process("migrate", "--check", "--database", database_url)
+
+    assert (code, err) == (0, "")
+    assert out.startswith("the database is at schema 00")
+
+
+async def test_migrate_check_finds_a_damaged_file(tmp_path: Path) -> None:
+    file = tmp_path / "stepwell.db"
+    await stepwell_process("migrate", "--database", f"sqlite:///{file}")
+    damage(file, "hooks")
+
+    code, out, err = await stepwell_process("migrate", "--check", "--database", f"sqlite:///{file}")
+
+    assert (code, out, len(err.splitlines())) == (1, "", 1)
+    assert err.startswith("stepwell: cannot use the database: it is damaged: ")
 
 
 async def test_the_server_has_a_help_of_its_own() -> None:

@@ -15,10 +15,13 @@ from grpc import aio
 from sqlalchemy import make_url, text
 
 from stepwell.channel import open_channel
-from stepwell.v1 import namespaces_pb2, server_pb2
+from stepwell.v1 import hooks_pb2, namespaces_pb2, server_pb2
+from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell_server.app import open_database
+from tests.support import errors
+from tests.support.faults import damage
 from tests.support.patience import PATIENCE
 from tests.support.postgres import PostgresServer, own_postgres
 from tests.support.servers import DidNotStart, ServerProcess, start_process
@@ -110,6 +113,36 @@ async def test_a_database_that_a_newer_server_migrated_is_served(database_url: s
 
     async with start_process(database_url) as older:
         assert (await info(older)).database.schema_version == "9999"
+
+
+@pytest.mark.parametrize("table", ["alembic_version", "clock", "handlers"])
+async def test_a_file_that_is_found_damaged_at_the_start_is_a_line_and_no_traceback(tmp_path: Path, table: str) -> None:
+    url = f"sqlite:///{tmp_path}/stepwell.db"
+    async with start_process(url) as server:
+        assert await server.stop() == 0
+    damage(tmp_path / "stepwell.db", table)
+
+    refusal = await refused(url)
+
+    assert refusal.code == 1
+    assert str(refusal).splitlines()[-1].startswith("stepwell: cannot use the database: ")
+
+
+async def test_a_file_that_is_found_damaged_while_it_is_served_is_told_and_not_ready(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/stepwell.db"
+    async with start_process(url) as server:
+        assert await server.stop() == 0
+    damage(tmp_path / "stepwell.db", "hook_targets")
+
+    async with start_process(url, "--log-format", "json") as server, aio.insecure_channel(server.listen) as channel:
+        await readiness(server, 200)
+        listing = HookServiceStub(channel).ListHookTargets(hooks_pb2.ListHookTargetsRequest(namespace="default"))
+        found = await errors.refusal(listing)
+        await readiness(server, 503)
+        assert await server.stop() == 0
+
+    assert (found.reason, "is damaged" in found.message) == ("DATABASE_UNAVAILABLE", True)
+    assert "database_damaged" in {json.loads(line)["event"] for line in server.log}
 
 
 async def test_nothing_of_a_caller_is_logged_when_its_call_fails(sqlite_url: str) -> None:

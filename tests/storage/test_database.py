@@ -12,7 +12,7 @@ from sqlalchemy import func, insert, make_url, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.errors import Conflict, DatabaseUnavailable, ServerBusy
+from stepwell_server.domain.errors import Conflict, DatabaseUnavailable, NamespaceNotFound, ServerBusy
 from stepwell_server.domain.namespaces import NamespaceSpec
 from stepwell_server.storage import database as databases
 from stepwell_server.storage import migrate, namespaces, postgresql
@@ -101,6 +101,16 @@ async def test_a_bug_is_not_retried_and_changes_nothing(db: Database) -> None:
         await db.run_tx(half)
 
     assert await count(db) == 1
+
+
+async def test_a_refusal_of_a_call_is_no_fault_of_the_database(db: Database) -> None:
+    def refuse(tx: Tx) -> None:
+        raise NamespaceNotFound("there is none")
+
+    with pytest.raises(NamespaceNotFound):
+        await db.run_tx(refuse)
+
+    assert not db.faults
 
 
 async def test_a_cancelled_caller_does_not_cut_its_transaction(db: Database) -> None:

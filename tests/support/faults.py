@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sqlite3
 from collections import Counter
+from contextlib import closing
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from sqlalchemy import text
@@ -103,3 +106,14 @@ def faulty(db: Database, seed: int, **rates: Rates) -> tuple[Database, FaultyBac
     named = {("*" if label == "every" else label.replace("_", "-")): one for label, one in rates.items()}
     backend = FaultyBackend(db._backend, named, seed)
     return Database(backend, db.failpoints), backend
+
+
+def damage(file: Path, table: str) -> None:
+    """Write nonsense over the first page of a table and of its indexes, in a file of SQLite that nobody serves."""
+    with closing(sqlite3.connect(file)) as connection:
+        pages = connection.execute("SELECT rootpage FROM sqlite_master WHERE tbl_name = ?", (table,)).fetchall()
+        (size,) = connection.execute("PRAGMA page_size").fetchone()
+    with file.open("r+b") as damaged:
+        for (page,) in pages:
+            damaged.seek((page - 1) * size)
+            damaged.write(b"\xff" * size)

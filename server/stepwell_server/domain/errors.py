@@ -157,7 +157,7 @@ class DatabaseUnavailable(StepwellError):
 
 
 class DatabaseSlow(DatabaseUnavailable):
-    """The database answers, and did not take this in the time that it has."""
+    """The database answers, and did not take this: in the time that it has, or for want of room."""
 
 
 class ShuttingDown(StepwellError):

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -39,6 +40,8 @@ class Fault(Enum):
     CONFLICT = auto()  # lost against another transaction; rolled back whole, so it can be run again
     DISCONNECTED = auto()  # the database went away; run again only if it cannot have committed
     TIMEOUT = auto()  # the database is there and took too long, or its disk refuses; trying again makes it worse
+    FULL = auto()  # its disk has no room for this; rolled back whole
+    DAMAGED = auto()  # what it has stored cannot be read; only an operator can help
     BUSY = auto()  # all connections are in use
     BUG = auto()  # ours: nothing to retry
 
@@ -92,7 +95,9 @@ class Database:
         self.failpoints = failpoints or Failpoints()
         self._running: set[asyncio.Task[Any]] = set()
         self.reachable = True
-        """Whether the last contact succeeded. Readiness is this and nothing more."""
+        """Whether the last contact succeeded."""
+        self.faults: Counter[Fault] = Counter()
+        """How many transactions failed since this process began, by cause."""
 
     async def run_tx(self, work: Work[T], options: TxOptions = CALL) -> T:
         """Run the function in a transaction, again if it lost a conflict, and return what it returned.
@@ -157,12 +162,15 @@ class Database:
     def _raise(self, error: Exception) -> NoReturn:
         """Raise what the caller is to know of the error: a refusal, or the error itself if it is our bug."""
         match error:
+            case StepwellError():
+                raise error
             case CommitUnknown():
                 fault = Fault.DISCONNECTED
             case LostRace():
                 fault = Fault.CONFLICT
             case _:
                 fault = self._backend.classify(error)
+        self.faults[fault] += 1
         match fault:
             case Fault.CONFLICT:
                 raise Conflict("the transaction lost against others too often") from error
@@ -171,6 +179,12 @@ class Database:
                 raise DatabaseUnavailable("the database does not answer; repeat the call", retry_after=1.0) from error
             case Fault.TIMEOUT:
                 raise DatabaseSlow("the database took too long; repeat the call", retry_after=1.0) from error
+            case Fault.FULL:
+                full = "the disk of the database is full: nothing of this was stored; repeat it when there is room"
+                raise DatabaseSlow(full, retry_after=1.0) from error
+            case Fault.DAMAGED:
+                damaged = "the database is damaged: nothing of this was stored; its operator must restore it"
+                raise DatabaseUnavailable(damaged, retry_after=1.0) from error
             case Fault.BUSY:
                 raise ServerBusy("all database connections are in use", retry_after=0.5) from error
             case Fault.BUG:

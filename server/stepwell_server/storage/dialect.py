@@ -74,6 +74,18 @@ def check_encoding(tx: Tx) -> None:
             raise WrongEncoding(f"its encoding is {encoding}, and it must be UTF8")
 
 
+class Damaged(Exception):
+    """The database cannot read what it has stored."""
+
+
+def check_file(tx: Tx) -> None:
+    """Refuse a file of SQLite that is damaged; PostgreSQL has tools of its own for that."""
+    if product(tx) == "sqlite":
+        found = tx.execute(text("PRAGMA quick_check(1)")).scalar_one()
+        if found != "ok":
+            raise Damaged(f"it is damaged: {' '.join(found.split())}")
+
+
 def draw_numbers(tx: Tx, count: int) -> list[int]:
     """Numbers for fences and tasks, never issued before and never again. A rollback loses some on PostgreSQL."""
     if product(tx) == "postgresql":

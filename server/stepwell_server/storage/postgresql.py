@@ -48,8 +48,9 @@ SESSION = {
 
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 _OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03"})
-_TIMEOUTS = frozenset({"57014", "53100", "53200", "58030"})
-"""Cancelled by a time limit, or out of disk, memory or luck with I/O."""
+_TIMEOUTS = frozenset({"57014", "53200", "58030"})
+"""Cancelled by a time limit, or out of memory or luck with I/O."""
+_OF_THE_DISK = {"53100": Fault.FULL, "XX001": Fault.DAMAGED, "XX002": Fault.DAMAGED}
 
 
 class PostgresqlBackend:
@@ -83,6 +84,8 @@ class PostgresqlBackend:
         state = _sqlstate(original)
         if state in _CONFLICTS or isinstance(driver, asyncpg.InvalidCachedStatementError):
             return Fault.CONFLICT
+        if state in _OF_THE_DISK:
+            return _OF_THE_DISK[state]
         if state in _TIMEOUTS:
             return Fault.TIMEOUT
         if state in _OUTAGES or state.startswith("08"):

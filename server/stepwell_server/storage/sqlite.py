@@ -33,9 +33,15 @@ _UNAVAILABLE = (
     "database is locked",
     "database table is locked",
     "disk i/o error",
-    "database or disk is full",
     "unable to open",
 )
+_OF_THE_FILE = {
+    sqlite3.SQLITE_FULL: Fault.FULL,
+    sqlite3.SQLITE_CORRUPT: Fault.DAMAGED,
+    sqlite3.SQLITE_NOTADB: Fault.DAMAGED,
+}
+_PRIMARY = 0xFF
+"""The part of an error's code that says its kind; the rest says where."""
 
 
 class CannotOpen(Exception):
@@ -69,8 +75,11 @@ class SqliteBackend:
         return await self.attempt(work, CALL)
 
     def classify(self, error: BaseException) -> Fault:
-        """Locked, full and broken disks are waits that were too long; all else is our bug."""
+        """Full disks and damaged files are told; locks and broken disks took too long; all else is our bug."""
         original = error.orig if isinstance(error, DBAPIError) else error
+        code = getattr(original, "sqlite_errorcode", 0) & _PRIMARY
+        if code in _OF_THE_FILE:
+            return _OF_THE_FILE[code]
         if isinstance(original, sqlite3.OperationalError) and str(original).lower().startswith(_UNAVAILABLE):
             return Fault.TIMEOUT
         return Fault.BUG

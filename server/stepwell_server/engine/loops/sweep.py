@@ -86,7 +86,8 @@ class Sweep:
                 swept = await self.spine.db.run_tx(partial(self._sweep, owners=owners, wakes=False), _OPTIONS)
         except StepwellError as error:
             if was_reachable:
-                log.warning("database_unreachable", reason=error.reason, cause=repr(error.__cause__))
+                event = "sweep_failed" if self.spine.db.reachable else "database_unreachable"
+                log.warning(event, reason=error.reason, cause=repr(error.__cause__))
             return None
         if not was_reachable:
             log.info("database_reachable")
