@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
+import sys
+import weakref
+from collections import Counter
 from datetime import UTC
 from typing import Any
 
@@ -13,7 +17,7 @@ from stepwell.hosts import Phase
 from stepwell.runs import Run
 from stepwell.terms import Terms
 from stepwell.v1 import workers_pb2 as pb
-from tests.sdk.stage import LATER, Stage, in_a_word, pending, settle, slept, waiting
+from tests.sdk.stage import LATER, ManualClock, Stage, in_a_word, pending, settle, slept, waiting
 
 
 async def three_steps(event: Any, step: Any) -> Any:
@@ -161,29 +165,71 @@ async def test_a_dropped_run_can_do_nothing_and_says_nothing(stage: Stage) -> No
     assert (seen, stage.kinds(), stage.let_go_work) == ([], [], [run])
 
 
-@pytest.mark.parametrize("branches", [1, 2])
-async def test_a_dropped_run_gets_no_answer_any_more_and_nobody_waits_for_it(stage: Stage, branches: int) -> None:
-    calls = 0
+def catching_everything(calls: Counter[int], branches: int) -> Any:
+    """A workflow that goes on in each of its branches, whatever its steps raise."""
 
     async def branch(number: int, step: Any) -> None:
-        nonlocal calls
         while True:
-            calls += 1
-            with contextlib.suppress(asyncio.CancelledError):
-                await step.do(f"{number}-{calls}", asyncio.Event().wait)
+            calls[number] += 1
+            with contextlib.suppress(BaseException):
+                await step.do(f"{number}-{calls[number]}", asyncio.Event().wait)
 
     async def order(event: Any, step: Any) -> None:
         if branches == 1:
             await branch(1, step)
         await asyncio.gather(*(branch(number, step) for number in range(branches)))
 
+    return order
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+async def test_a_dropped_run_gets_no_answer_any_more_and_nobody_waits_for_it(stage: Stage, branches: int) -> None:
+    calls: Counter[int] = Counter()
+
     others = asyncio.all_tasks()
+    run = await stage.begin(catching_everything(calls, branches))
+    run.drop()
+    await settle()
+
+    assert set(calls.values()) == {2} and len(calls) == branches
+    assert asyncio.all_tasks() <= others  # or asyncio.run would wait for them
+
+
+@pytest.mark.parametrize("branches", [1, 2])
+async def test_a_dropped_run_that_goes_on_is_warned_of_once_and_thrown_away_in_silence(
+    stage: Stage, branches: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gc.collect()  # what other tests left
+    caplog.clear()
+    said: list[Any] = []
+    monkeypatch.setattr(sys, "unraisablehook", said.append)
+    run = await stage.begin(catching_everything(Counter(), branches))
+    run.drop()
+    await settle()
+
+    dropped = weakref.ref(run)
+    del run
+    stage.left, stage.let_go_work, stage.clock = [], [], ManualClock()
+    gc.collect()
+
+    assert (dropped(), said) == (None, [])
+    assert [record.message.partition(":")[0] for record in caplog.records] == ["workflow_goes_on"]
+
+
+async def test_a_dropped_run_that_only_cleans_up_is_not_warned_of(
+    stage: Stage, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def order(event: Any, step: Any) -> None:
+        try:
+            await step.do("a", asyncio.Event().wait)
+        finally:
+            await step.do("cleanup", lambda: None)
+
     run = await stage.begin(order)
     run.drop()
     await settle()
 
-    assert calls == 2 * branches
-    assert asyncio.all_tasks() <= others  # or asyncio.run would wait for them
+    assert caplog.records == []
 
 
 async def test_a_refused_frame_ends_the_run_with_its_reason(stage: Stage) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from stepwell.clocks import Clock, Timer
+from stepwell.strays import found_family
 from stepwell.threads import Pool
 
 
@@ -38,12 +39,6 @@ async def outcome_of(function: Callable[[], Awaitable[Any]]) -> Outcome:
 def ended_with(task: asyncio.Task[Outcome]) -> Outcome:
     """The outcome of a task that is done. A function that raised CancelledError by itself has failed like any other."""
     return Outcome(error=asyncio.CancelledError()) if task.cancelled() else task.result()
-
-
-def forsake(task: asyncio.Task[Any]) -> None:
-    """Let nobody wait for a task that may never end, as `asyncio.run` would, nor complain when it is thrown away."""
-    asyncio.tasks._unregister_task(task)
-    task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 class Surroundings(Protocol):
@@ -112,6 +107,7 @@ class Execution:
 
     def _await(self, body: Callable[[], Awaitable[Any]], context: Context) -> None:
         self._begun_at = self._around.clock.now() if self._begun_at is None else self._begun_at
+        found_family(context)
         self._task = asyncio.get_running_loop().create_task(outcome_of(body), context=context)
         self._task.add_done_callback(lambda task: self._report(ended_with(task)))
 

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from contextvars import ContextVar, copy_context
+import sys
+from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepwell import payloads
-from stepwell.bodies import Ended, Outcome, Surroundings, ended_with, forsake, outcome_of
+from stepwell import payloads, strays
+from stepwell.bodies import Ended, Outcome, Surroundings, ended_with, outcome_of
 from stepwell.durations import to_datetime
 from stepwell.errors import PayloadInvalid, to_failure
+from stepwell.logs import WARNING, log
 from stepwell.steps import WorkflowStep
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import Failure
@@ -21,13 +23,10 @@ if TYPE_CHECKING:
     from stepwell.client import Client
 
 
-_current: ContextVar[WorkflowFunction | None] = ContextVar("stepwell_function", default=None)
-
-
 class WorkflowFunction:
     """One execution of a workflow's program."""
 
-    __slots__ = ("_client", "_loop", "_task", "definition", "identity", "key")
+    __slots__ = ("_client", "_family", "_loop", "_task", "_was_warned_of", "definition", "identity", "key")
 
     def __init__(self, definition: WorkflowDefinition[Any, Any], client: Client | None, key: str) -> None:
         self.definition = definition
@@ -35,6 +34,8 @@ class WorkflowFunction:
         self.identity: tuple[str | int, ...] = ()  # of the run, unlike any other there ever was
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[Outcome] | None = None
+        self._family: object = None
+        self._was_warned_of = False
         self._client = client
 
     @property
@@ -56,7 +57,7 @@ class WorkflowFunction:
         created_at = task.created_at.ToNanoseconds()  # an id can be used again when its instance is forgotten
         self.identity = (namespace, self.definition.name, self.key, created_at, task.run_number)
         context = copy_context()
-        context.run(_current.set, self)
+        self._family = strays.found_family(context)
         self._task = self._loop.create_task(outcome_of(lambda: self._execute(task, step)), context=context)
         self._task.add_done_callback(lambda task: ended(ended_with(task)))
 
@@ -68,15 +69,23 @@ class WorkflowFunction:
     async def park(self) -> NoReturn:
         """Never return to a function that goes on after its run was taken from it: it would catch another end as well.
 
-        Nothing keeps it, so that the garbage collector closes it one day. Should it catch even that and call again,
-        the collector may be at work anywhere: the task that is current then is not the function's own.
+        Should it catch also that it is thrown away, and call again, the garbage collector may be at work anywhere: the
+        task that is current then is not the function's own.
         """
         calling = asyncio.current_task() if asyncio._get_running_loop() is self._loop else None
-        if calling is not None and self._task is not None and _current.get() is self:
-            forsake(calling)
-            forsake(self._task)  # which may wait for the task that called
-        while True:
-            await self._loop.create_future()
+        if calling is not None and self._task is not None and strays.current_family() is self._family:
+            strays.forsake(calling)
+            strays.forsake(self._task)  # which may wait for the task that called
+            if sys.exc_info()[1] is None:  # else it cleans up, and may go on with its cancellation
+                self._warn()
+        else:
+            strays.silence_once()
+        await strays.park(self._loop)
+
+    def _warn(self) -> None:
+        if not self._was_warned_of:
+            self._was_warned_of = True
+            log(WARNING, "workflow_goes_on: it catches its cancellation and must raise it again", about=self.about)
 
     async def _execute(self, task: pb.WorkflowInput, step: WorkflowStep) -> Any:
         payload = payloads.from_argument(task.params, self.definition.params_type)

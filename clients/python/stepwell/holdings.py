@@ -13,8 +13,8 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
+from stepwell import strays
 from stepwell.apps import App
-from stepwell.bodies import forsake
 from stepwell.clocks import Clock
 from stepwell.errors import reason_name
 from stepwell.hosts import Phase, Work
@@ -284,13 +284,11 @@ class Holdings:
     async def close(self) -> None:
         """Drop everything, and see the functions end. One that does not must not keep the process from ending."""
         self.drop_everything()
-        left = asyncio.all_tasks() & set(self._left)
-        if left:
-            _, stubborn = await asyncio.wait(left, timeout=_SECONDS_TO_END)
-            for task in stubborn:
-                forsake(task)
-            if stubborn:
-                log(WARNING, "functions_do_not_end count=%d: they catch their cancellation", len(stubborn))
+        if asyncio.all_tasks() & set(self._left):
+            await asyncio.wait(asyncio.all_tasks() & set(self._left), timeout=_SECONDS_TO_END)
+        stubborn = strays.throw_away(self._left)
+        if stubborn:
+            log(WARNING, "functions_do_not_end count=%d: they catch their cancellation", stubborn)
 
     def _task(self, task_id: int, fence: int, task: pb.Task) -> None:
         held = self._held.get(task_id)
