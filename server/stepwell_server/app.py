@@ -323,7 +323,8 @@ class App:
         self._transactions = Transactions(spine, intake, self._hooks)
         allowed, self._webhooks = settings.allowed_webhooks, None
         if settings.webhooks:
-            self._webhooks = Webhooks(spine, Deliverer(allowed, settings.webhook_ca_file))
+            deliverer = Deliverer(allowed, settings.webhook_ca_file)
+            self._webhooks = Webhooks(spine, deliverer, settings.webhook_places)
         self._targets = Targets(spine, tokens, allowed, None if self._webhooks is None else self._webhooks.refresh)
         self._namespaces = Namespaces(self.db, tokens, replica.limits, spine.registry)
         self._sweep = Sweep(spine, self._hints, self._swept, self._workers)

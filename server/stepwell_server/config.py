@@ -203,6 +203,7 @@ class Settings(BaseSettings):
     webhook_ca_file: Path | None = Field(
         None, title="FILE", description="PEM file of authorities that webhooks' certificates may come from as well"
     )
+    webhook_places: int = Field(10, ge=1, title="N", description="most deliveries to webhooks of one namespace at once")
     policy: str = Field("", title="MODULE:NAME", description="the authorisation policy")
     reflection: bool | None = Field(None, description="serve reflection; by default on loopback only")
     log_format: LogFormat = Field("console", description="how log lines look")

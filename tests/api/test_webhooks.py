@@ -370,10 +370,12 @@ async def test_targets_that_are_not_public_are_not_taken(hooks: Triggers) -> Non
 async def test_a_public_name_that_leads_inside_is_not_followed(
     hooks: Triggers, receiver: Receiver, monkeypatch: pytest.MonkeyPatch, address: str
 ) -> None:
-    async def rebound(host: str, port: int, **_: Any) -> list[Any]:
-        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (address, port))]
+    look_up = socket.getaddrinfo
 
-    monkeypatch.setattr(asyncio.get_running_loop(), "getaddrinfo", rebound)
+    def rebound(host: str, *asked: Any, **options: Any) -> list[Any]:
+        return look_up(address if host == "receiver.example.com" else host, *asked, **options)
+
+    monkeypatch.setattr(socket, "getaddrinfo", rebound)
     await hooks.put("https://receiver.example.com:8443/")
     await hooks.trigger("one", retry=retry(1))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from datetime import UTC, datetime, timedelta
@@ -19,7 +20,7 @@ from stepwell_server.domain.addresses import IpAddress
 from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.times import SECOND
 from stepwell_server.domain.webhooks import Completed, Delivery, DeliveryResult, Failed, Gone, Target
-from stepwell_server.engine.deliveries import Deliverer, DeliveryLimits, dial, new_secret
+from stepwell_server.engine.deliveries import Deliverer, DeliveryLimits, dial, new_secret, resolve
 from tests.support.receivers import Receiver, for_ever, http, raw, receiving, then_silence
 
 SECRET = new_secret()
@@ -212,6 +213,27 @@ async def test_a_lookup_that_does_not_end_is_given_up() -> None:
     deliverer = Deliverer(limits=IN_A_MOMENT, resolve=never)
 
     assert failure(await deliverer.deliver(target("https://example.com/"), delivery()))[0] == "WEBHOOK_TIMEOUT"
+
+
+async def test_lookups_have_threads_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: list[str] = []
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: threads.append(threading.current_thread().name) or [])
+
+    assert await resolve("example.com", 443) == []
+
+    assert [name.rpartition("_")[0] for name in threads] == ["webhook-resolver"]
+
+
+@pytest.mark.parametrize(("status", "is_outage"), [(400, False), (404, False), (429, False), (500, True), (503, True)])
+async def test_only_an_answer_of_5xx_looks_like_an_outage(
+    receiver: Receiver, ca_file: Path, status: int, is_outage: bool
+) -> None:
+    receiver.answer = http(status)
+
+    result = await deliver(receiver, ca_file)
+
+    assert isinstance(result, Failed)
+    assert result.is_outage is is_outage
 
 
 @pytest.mark.parametrize(("status", "kind"), [(200, Completed), (500, Failed), (410, Gone)])

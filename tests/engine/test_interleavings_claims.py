@@ -17,8 +17,9 @@ from stepwell_server.domain.times import SECOND
 from stepwell_server.engine import claims, dispatch
 from stepwell_server.engine.claims import MOST_ASKED, Claimed
 from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.dispatch import Delivery, Dispatcher, Place
+from stepwell_server.engine.dispatch import Dispatcher
 from stepwell_server.engine.inbox import Sender
+from stepwell_server.engine.places import Delivery, Place
 from stepwell_server.engine.tasks import Claim
 from stepwell_server.storage import runs as run_store
 from stepwell_server.storage.claims import Served

@@ -16,10 +16,10 @@ from stepwell_server.domain.times import DAY, HOUR, MINUTE, SECOND
 from stepwell_server.domain.workflows import InstanceStatus, Step, StepStatus
 from stepwell_server.engine import connections, dispatch
 from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.groups import HotCall
 from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.outbox import News
+from stepwell_server.engine.places import Delivery
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.storage.failpoints import AFTER_COMMIT
 from tests.support.faults import Rates, faulty

@@ -13,7 +13,7 @@ from stepwell_server.domain.tasks import Reason, TaskStatus, Verdict
 from stepwell_server.domain.times import DAY, HOUR, MINUTE, SECOND
 from stepwell_server.domain.workflows import InstanceStatus, StepStatus
 from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.places import Delivery
 from stepwell_server.storage import sessions
 from stepwell_server.storage import tasks as store
 from tests.support.runs import (

@@ -14,9 +14,9 @@ from stepwell_server.domain.times import HOUR, SECOND
 from stepwell_server.engine import connections
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.connections import Connection
-from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.outbox import Beat, News
+from stepwell_server.engine.places import Delivery
 from stepwell_server.engine.tasks import Renew
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.patience import PATIENCE

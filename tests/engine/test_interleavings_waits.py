@@ -12,7 +12,7 @@ from stepwell_server.domain.payloads import Payload
 from stepwell_server.domain.tasks import Reason, TaskStatus, Verdict
 from stepwell_server.domain.times import HOUR, SECOND
 from stepwell_server.domain.workflows import InstanceStatus, StepStatus
-from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.places import Delivery
 from stepwell_server.storage.claims import STICKY
 from tests.support.runs import (
     ANNA,

@@ -12,8 +12,8 @@ from stepwell_server.domain.tasks import TaskStatus
 from stepwell_server.engine import connections, outbox
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.connections import Connection
-from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.outbox import Beat, Message, News, State
+from stepwell_server.engine.places import Delivery
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.runs import ANNA, BEN, FINISH, Engine, Holding, background, done, streamed, taken, until
 

@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+
+import pytest
 from sqlalchemy import select
 
 from stepwell_server.domain.hooks import HookKey, HookStatus, NewHook
+from stepwell_server.domain.namespaces import NamespaceSpec
 from stepwell_server.domain.payloads import Payload
+from stepwell_server.domain.webhooks import Completed, DeliveryResult, Failed, Target
+from stepwell_server.domain.webhooks import Delivery as Attempt
+from stepwell_server.domain.workflows import Failure
+from stepwell_server.engine.breakers import FAILURES, REST, Breaker
 from stepwell_server.engine.claims import Claimed, Seat
 from stepwell_server.engine.deliveries import Deliverer
-from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.hook_calls import TriggerHook
 from stepwell_server.engine.jobs import Triggered
+from stepwell_server.engine.places import Delivery
 from stepwell_server.engine.tasks import Claim
 from stepwell_server.engine.webhooks import Webhooks
 from stepwell_server.storage import hooks as store
+from stepwell_server.storage import namespaces, targets
 from stepwell_server.storage.schema import tasks
 from tests.support.runs import Engine, until
 
 
 async def test_a_hook_whose_target_is_gone_by_then_is_given_back_uncounted(engine: Engine) -> None:
-    webhooks, new = Webhooks(engine.spine, Deliverer()), NewHook(HookKey("default", "h"), "note", Payload("{}"), "key")
+    webhooks = Webhooks(engine.spine, Deliverer(), per_namespace=10)
+    new = NewHook(HookKey("default", "h"), "note", Payload("{}"), "key")
     await engine.submit(TriggerHook(Triggered(new)))
     seat = Seat(webhooks._place.owner, frozenset([new.handler]), 1)
     claimed: Claimed = await engine.submit(Claim([seat]))
@@ -31,3 +44,142 @@ async def test_a_hook_whose_target_is_gone_by_then_is_given_back_uncounted(engin
     assert hook is not None
     assert (hook.status, hook.attempts, hook.failure) == (HookStatus.PENDING, 0, None)
     assert await engine.db.run_tx(lambda tx: tx.execute(select(tasks.c.session_id)).scalar_one()) is None
+
+
+class Scripted(Deliverer):
+    """Delivers nothing: a test says what becomes of each, and when."""
+
+    def __init__(self) -> None:
+        self.result: DeliveryResult = Completed()
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.begun: list[str] = []
+        self.at_once: Counter[str] = Counter()
+        self.most_at_once: Counter[str] = Counter()
+
+    async def deliver(self, target: Target, delivery: Attempt) -> DeliveryResult:
+        self.begun.append(delivery.idempotency_key)
+        self.at_once[target.namespace] += 1
+        self.most_at_once |= self.at_once
+        await self.gate.wait()
+        self.at_once[target.namespace] -= 1
+        return self.result
+
+
+@dataclass
+class Delivering:
+    """A replica that delivers webhooks, and a clock of its process that stands."""
+
+    engine: Engine
+    deliverer: Scripted = field(default_factory=Scripted)
+    seconds: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.webhooks = Webhooks(self.engine.spine, self.deliverer, 2, now=lambda: self.seconds)
+
+    async def put(self, namespace: str, *names: str, url: str = "https://example.com/") -> None:
+        for name in names:
+            await self.engine.db.run_tx(lambda tx, name=name: targets.put(tx, namespace, name, url, ()))
+        self.webhooks.refresh()
+
+    async def trigger(self, namespace: str, name: str, *hook_ids: str) -> None:
+        for hook_id in hook_ids:
+            new = NewHook(HookKey(namespace, hook_id), name, Payload("{}"), hook_id)
+            await self.engine.submit(TriggerHook(Triggered(new)))
+
+    async def begun(self, *hook_ids: str) -> None:
+        await until(lambda: {*hook_ids} <= {*self.deliverer.begun})
+
+    async def at_rest(self) -> None:
+        await until(lambda: not self.webhooks._under_way)
+
+
+@pytest.fixture
+async def delivering(engine: Engine) -> AsyncIterator[Delivering]:
+    one = Delivering(engine)
+    await engine.db.run_tx(lambda tx: namespaces.insert(tx, NamespaceSpec("other")))
+    loops = [asyncio.create_task(engine.dispatcher.run()), asyncio.create_task(one.webhooks.run())]
+    yield one
+    one.deliverer.gate.set()
+    for loop in loops:
+        loop.cancel()
+    await asyncio.gather(*loops, return_exceptions=True)
+
+
+async def test_slow_webhooks_of_one_namespace_leave_places_to_others(delivering: Delivering) -> None:
+    slow = {name: [f"{name}{number}" for number in range(2)] for name in ("a", "b", "c")}
+    delivering.deliverer.gate.clear()
+    await delivering.put("default", *slow)
+    await delivering.put("other", "x")
+    for name, hook_ids in slow.items():
+        await delivering.trigger("default", name, *hook_ids)
+    await until(lambda: delivering.deliverer.at_once["default"] == 2)
+
+    await delivering.trigger("other", "x", "quick")
+    await delivering.begun("quick")
+    delivering.deliverer.gate.set()
+    await delivering.begun(*(one for hook_ids in slow.values() for one in hook_ids))
+
+    assert delivering.deliverer.most_at_once == {"default": 2, "other": 1}
+    assert len(delivering.deliverer.begun) == 7
+
+
+async def test_a_broken_target_rests_uncounted_until_one_delivery_shows_that_it_is_back(
+    delivering: Delivering,
+) -> None:
+    deliverer = delivering.deliverer
+    deliverer.result = Failed(Failure("WEBHOOK_TIMEOUT", "no answer"), is_outage=True)
+    await delivering.put("default", "broken", "sound")
+    failing = [f"f{number}" for number in range(FAILURES)]
+    for hook_id in failing:
+        await delivering.trigger("default", "broken", hook_id)
+        await delivering.begun(hook_id)
+        await delivering.at_rest()
+
+    deliverer.result = Completed()
+    await delivering.trigger("default", "broken", "late", "later")
+    await delivering.trigger("default", "sound", "fine")
+    await delivering.begun("fine")
+    await delivering.at_rest()
+    late = await delivering.engine.db.run_tx(lambda tx: store.get(tx, HookKey("default", "late")))
+    assert late is not None
+    assert (deliverer.begun, late.attempts) == ([*failing, "fine"], 0)
+
+    deliverer.gate.clear()
+    delivering.seconds += REST
+    delivering.webhooks.refresh()
+    await delivering.begun("late")
+    await delivering.trigger("default", "sound", "too")
+    await delivering.begun("too")
+    assert "later" not in deliverer.begun
+    deliverer.gate.set()
+    await delivering.begun("later")
+
+
+def test_a_breaker_counts_outages_in_a_row_and_opens_again_if_its_probe_fails() -> None:
+    breaker = Breaker()
+    for is_outage in [True] * (FAILURES - 1) + [False] + [True] * (FAILURES - 1):
+        assert not breaker.note(0, is_outage=is_outage)
+    assert breaker.admits(0)
+
+    assert breaker.note(0, is_outage=True)
+    assert [breaker.admits(now) for now in (0, REST - 1, REST)] == [False, False, True]
+    breaker.begin()
+    assert not breaker.admits(REST)
+    assert breaker.note(REST, is_outage=True)
+    breaker.end()
+    assert [breaker.admits(now) for now in (REST, 2 * REST)] == [False, True]
+
+
+async def test_a_target_that_is_put_with_another_url_does_not_rest(delivering: Delivering) -> None:
+    delivering.deliverer.result = Failed(Failure("WEBHOOK_TIMEOUT", "no answer"), is_outage=True)
+    await delivering.put("default", "broken")
+    for number in range(FAILURES):
+        await delivering.trigger("default", "broken", f"f{number}")
+        await delivering.begun(f"f{number}")
+        await delivering.at_rest()
+
+    await delivering.put("default", "broken", url="https://example.org/")
+    await delivering.trigger("default", "broken", "next")
+
+    await delivering.begun("next")

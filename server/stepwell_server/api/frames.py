@@ -18,7 +18,7 @@ from stepwell_server.domain.payloads import EMPTY_OBJECT, Payload
 from stepwell_server.domain.retry import StepPolicy
 from stepwell_server.domain.tasks import Handler, Reason, Registration, Stop, Task, TaskKind
 from stepwell_server.domain.workflows import Step, StepType
-from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.places import Delivery
 from stepwell_server.engine.turns import Turns
 from stepwell_server.engine.workers import Hello, WorkerView
 

@@ -28,8 +28,8 @@ from stepwell_server.domain.retry import StepPolicy
 from stepwell_server.domain.tasks import Verdict
 from stepwell_server.domain.times import SECOND
 from stepwell_server.engine.connections import MOST_CREDIT, Connection
-from stepwell_server.engine.dispatch import Delivery
 from stepwell_server.engine.outbox import Beat, Draining, Message, News, Refused, State
+from stepwell_server.engine.places import Delivery
 from stepwell_server.engine.server import Server
 from stepwell_server.engine.turns import Turns
 from stepwell_server.engine.workers import LONGEST_CLAIM, PROTOCOL, Hello, Workers

@@ -118,6 +118,8 @@ class Failed:
     failure: Failure
     retry_after: Micros | None = None
     """How long the receiver wants to be left alone. None: it did not say."""
+    is_outage: bool = False
+    """There was no answer, or one that says that the receiver is broken (5xx)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +187,8 @@ def judge(status: int, retry_after: str | None, body: bytes, now: Micros) -> Del
     failure = Failure("WEBHOOK_FAILED", _told(status, body))
     if status == GONE:
         return Gone(failure)
-    return Failed(failure, read_retry_after(retry_after, now) if status in _THROTTLED else None)
+    wait = read_retry_after(retry_after, now) if status in _THROTTLED else None
+    return Failed(failure, wait, is_outage=status >= 500)
 
 
 def read_retry_after(value: str | None, now: Micros) -> Micros | None:

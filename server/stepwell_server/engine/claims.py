@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.hooks import Hook
@@ -57,6 +57,12 @@ class Seat:
     owner: Owner
     handlers: frozenset[Handler]
     credits: int
+    shares: Mapping[str, int] = field(default_factory=dict)
+    """How many of them may be of a namespace, where that is bounded."""
+
+    def share(self, namespace: str) -> int:
+        """How many tasks of this namespace it can take."""
+        return min(self.credits, self.shares.get(namespace, self.credits))
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +130,7 @@ def _asked(seats: Sequence[Seat]) -> list[Served]:
     credits: Counter[Handler] = Counter()
     for seat in seats:
         for handler in seat.handlers:
-            credits[handler] += seat.credits
+            credits[handler] += seat.share(handler.namespace)
     return [Served(handler, count) for handler, count in credits.items() if count > 0]
 
 
@@ -132,12 +138,16 @@ def _assign(due: Sequence[Task], seats: Sequence[Seat]) -> list[tuple[Task, Owne
     """Each task to the worker that has it in memory, if that one can take it, else to the one with most room."""
     left = {seat.owner: seat.credits for seat in seats}
     assert len(left) == len(seats), "a worker has one seat"
+    taken: Counter[tuple[Owner, str]] = Counter()
     assigned = []
     for task in due:
-        able = [seat.owner for seat in seats if left[seat.owner] > 0 and task.handler in seat.handlers]
+        space = task.handler.namespace
+        hosts = [seat for seat in seats if left[seat.owner] > 0 and task.handler in seat.handlers]
+        able = [seat.owner for seat in hosts if taken[seat.owner, space] < seat.share(space)]
         if able:
             owner = max(able, key=lambda one: (one.session_id == task.sticky_session, left[one]))
             left[owner] -= 1
+            taken[owner, space] += 1
             assigned.append((task, owner))
     return assigned
 

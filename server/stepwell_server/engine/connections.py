@@ -26,9 +26,10 @@ from stepwell_server.domain.leases import Held, Owner
 from stepwell_server.domain.tasks import Verdict
 from stepwell_server.domain.times import SECOND
 from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.dispatch import Delivery, Dispatcher, Place
+from stepwell_server.engine.dispatch import Dispatcher
 from stepwell_server.engine.groups import HotCall
 from stepwell_server.engine.outbox import Beat, Draining, Message, News, Outbox, Refused, State
+from stepwell_server.engine.places import Delivery, Place
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.tasks import Answer, GiveBack, Leave, Renew, Shorten
 

@@ -12,8 +12,10 @@ import secrets
 import socket
 import ssl
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import ip_address
 from pathlib import Path
 from typing import TypeAlias
@@ -40,6 +42,11 @@ from stepwell_server.domain.workflows import Failure
 
 USER_AGENT = f"stepwell/{__version__}"
 READ_BYTES = 4096
+AT_ONCE = 50
+"""Deliveries of one replica at a time, to all targets."""
+
+_RESOLVERS = ThreadPoolExecutor(AT_ONCE, thread_name_prefix="webhook-resolver")
+"""A thread for each: names that take long to resolve keep nothing else waiting."""
 
 Resolve: TypeAlias = Callable[[str, int], Awaitable[Sequence[IpAddress]]]
 Dial: TypeAlias = Callable[[IpAddress, int], Awaitable[socket.socket]]
@@ -63,7 +70,8 @@ def new_secret() -> Secret:
 async def resolve(host: str, port: int) -> list[IpAddress]:
     """Every address that the host has now."""
     loop = asyncio.get_running_loop()
-    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    look_up = partial(socket.getaddrinfo, host, port, type=socket.SOCK_STREAM)
+    found = await loop.run_in_executor(_RESOLVERS, look_up)
     return [ip_address(address[0]) for *_, address in found]
 
 
@@ -105,7 +113,7 @@ class Deliverer:
         try:
             return await self._attempt(target, delivery)
         except (InvalidWebhookUrl, SsrfBlocked) as refused:
-            return _failed(refused.reason, str(refused))
+            return Failed(Failure(refused.reason, str(refused)))
         except TimeoutError as late:
             return _failed("WEBHOOK_TIMEOUT", str(late) or f"no answer within {self._limits.total:g} seconds")
         except ssl.SSLCertVerificationError as error:
@@ -218,4 +226,4 @@ class _Exchange:
 
 
 def _failed(name: str, message: str) -> Failed:
-    return Failed(Failure(name, message))
+    return Failed(Failure(name, message), is_outage=True)

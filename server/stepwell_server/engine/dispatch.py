@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import structlog
 
@@ -24,6 +24,7 @@ from stepwell_server.engine.claims import Claimed, Handed, Rotation, Seat, give_
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.inbox import Sender
+from stepwell_server.engine.places import Delivery, Place
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.runs import ref
 from stepwell_server.engine.tasks import Answer, Claim, GiveBack
@@ -45,59 +46,6 @@ _READ_STATE = TxOptions(label="read-state", read_only=True, reserved=True)
 _RECOVER = TxOptions(label="recover", reserved=True)
 
 log = structlog.get_logger()
-
-
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A task on its way to a worker, with all that the worker must know."""
-
-    handed: Handed
-    steps: tuple[Step, ...]
-
-    @property
-    def held(self) -> Held:
-        """The lease."""
-        return Held(self.handed.task.id, self.handed.task.fence)
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it is."""
-        return self.handed.size + sum(step.size for step in self.steps)
-
-
-@dataclass(slots=True, eq=False)
-class Place:
-    """A worker that is connected to this replica."""
-
-    owner: Owner
-    handlers: frozenset[Handler]
-    deliver: Callable[[Sequence[Delivery]], None]
-    tell: Callable[[Held, RunNews], None]
-    credits: int = 0
-    lent: int = 0
-    """Credits that a claim has on the table."""
-    held: dict[int, Held] = field(default_factory=dict)
-    timers: dict[int, Micros] = field(default_factory=dict)
-    unsure: set[int] = field(default_factory=set)
-    """Tasks about which an answer was lost: what it said must be said again."""
-    births: int = 0
-    """Newborns that are on their way to it."""
-    has_lost_claim: bool = False
-    """The answer to a claim was lost: it may hold what it never heard of, and takes nothing until that is returned."""
-    namespace: str = ""
-    """Of its session. Empty: it works for the server itself."""
-    is_full: bool = False
-    """It does not read what it was sent, so it is sent nothing that can wait."""
-
-    @property
-    def sender(self) -> Sender:
-        """Whose turn it is when something of its leases is committed."""
-        return Sender(self.namespace, self.owner.session_id)
-
-    @property
-    def takes_more(self) -> bool:
-        """Whether it can be given tasks."""
-        return self.credits > 0 and not self.has_lost_claim and not self.is_full
 
 
 class Dispatcher:
@@ -275,7 +223,7 @@ class Dispatcher:
         return self._embedded and any(self._is_due(handler) for handler in self._wanted())
 
     def _wanted(self) -> set[Handler]:
-        return {handler for place in self._places.values() if place.takes_more for handler in place.handlers}
+        return {handler for place in self._places.values() if place.takes_more for handler in place.wanted}
 
     def _until_next(self, looked_at: Micros) -> float | None:
         """Seconds until the next time that this replica waits for: of a run that is held, or of work that was not due
@@ -354,9 +302,9 @@ class Dispatcher:
         """Workers that can take something of what is to be handed out."""
         seats = []
         for place in self._places.values():
-            wanted = place.handlers if order is None else frozenset(filter(order.wanted.matches, place.handlers))
+            wanted = place.wanted if order is None else frozenset(filter(order.wanted.matches, place.wanted))
             if place.takes_more and wanted:
-                seats.append(Seat(place.owner, wanted, place.credits))
+                seats.append(Seat(place.owner, wanted, place.credits, dict(place.shares)))
         return seats
 
     # ---- on request

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.frames import RunNews
 from stepwell_server.domain.leases import Held
-from stepwell_server.engine.dispatch import Delivery
+from stepwell_server.engine.places import Delivery
 
 PART_BYTES = 3 * 1024 * 1024
 PART_MESSAGES = 100

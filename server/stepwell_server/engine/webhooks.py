@@ -1,14 +1,16 @@
 """The replica as the worker of webhooks: it takes their hooks like any worker, and delivers them.
 
 A delivery is an execution of the hook's own task: leased, fenced and counted by the spine, executed after the commit
-that leased it, outside of any transaction. How many there are at a time for one target is the limit of its handler.
+that leased it, outside of any transaction. How many there are at a time for one target is the limit of its handler;
+one namespace has a share of all places, and a target that is broken rests.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 
@@ -22,10 +24,11 @@ from stepwell_server.domain.payloads import EMPTY_OBJECT
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.domain.times import SECOND
 from stepwell_server.domain.webhooks import Completed, Delivery, DeliveryResult, Failed, Gone, Target
-from stepwell_server.engine import dispatch
-from stepwell_server.engine.deliveries import Deliverer
-from stepwell_server.engine.dispatch import Place
+from stepwell_server.engine import places
+from stepwell_server.engine.breakers import REST, Breaker
+from stepwell_server.engine.deliveries import AT_ONCE, Deliverer
 from stepwell_server.engine.groups import Committed
+from stepwell_server.engine.places import Place
 from stepwell_server.engine.run_calls import ReportFrames
 from stepwell_server.engine.spine import Spine
 from stepwell_server.engine.targets import changed
@@ -33,8 +36,6 @@ from stepwell_server.engine.tasks import GiveBack, Renew
 from stepwell_server.storage import targets as store
 from stepwell_server.storage.database import READ, Tx, TxOptions
 
-AT_ONCE = 50
-"""Deliveries of one replica at a time, to all targets."""
 REFRESH = 5.0
 """Seconds after which targets are read again that another replica may have changed."""
 PAUSE = 0.5
@@ -45,14 +46,25 @@ _DISABLE = TxOptions(label="disable-target", reserved=True)
 log = structlog.get_logger()
 
 
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A target that hooks go to."""
+
+    target: Target
+    breaker: Breaker
+
+
 @dataclass(slots=True)
 class Webhooks:
     """One per replica that delivers webhooks."""
 
     spine: Spine
     deliverer: Deliverer
+    per_namespace: int
+    """Deliveries of one namespace at a time."""
+    now: Callable[[], float] = time.monotonic
     _place: Place = field(init=False)
-    _targets: dict[Handler, Target] = field(default_factory=dict)
+    _served: dict[Handler, Served] = field(default_factory=dict)
     _under_way: dict[Held, asyncio.Task[None]] = field(default_factory=dict)
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -86,18 +98,55 @@ class Webhooks:
         except StepwellError as error:
             log.debug("targets_not_read", reason=error.reason)
             return
-        self._targets = {store.handler_of(one.namespace, one.name): one for one in found}
-        if self._place.handlers != self._targets.keys():
-            self._place.handlers = frozenset(self._targets)
-            self.spine.dispatcher.grant(self._place, 0)  # there may be something to take now
+        before, place = self._place.wanted, self._place
+        self._served = {store.handler_of(one.namespace, one.name): self._serve(one) for one in found}
+        place.handlers = frozenset(self._served)
+        for handler in place.handlers:
+            place.shares.setdefault(handler.namespace, self.per_namespace)
+            self._look_at(handler)
+        if place.wanted - before:
+            self.spine.dispatcher.grant(place, 0)  # there may be something to take now
+
+    def _serve(self, target: Target) -> Served:
+        """The target, with its breaker if it still goes to the same URL."""
+        known = self._served.get(store.handler_of(target.namespace, target.name))
+        return Served(target, known.breaker if known and known.target.url == target.url else Breaker())
+
+    def _look_at(self, handler: Handler) -> None:
+        """Take no hooks of a target that rests."""
+        if handler in self._served and not self._served[handler].breaker.admits(self.now()):
+            self._place.resting.add(handler)
+        else:
+            self._place.resting.discard(handler)
 
     # ---- as a worker
 
-    def _take(self, deliveries: Sequence[dispatch.Delivery]) -> None:
+    def _take(self, deliveries: Sequence[places.Delivery]) -> None:
         for one in deliveries:
-            task = asyncio.create_task(self._execute(one))
+            handler = one.handed.task.handler
+            served = self._served.get(handler)
+            if served is None or not self._takes(served):  # deleted or at rest by now, or no place is left
+                task = asyncio.create_task(self._give_back(one.held))
+            else:
+                self._begin(handler, served)
+                task = asyncio.create_task(self._execute(one, served))
+                task.add_done_callback(partial(self._end, handler, served))
             self._under_way[one.held] = task
             task.add_done_callback(partial(self._over, one.held))
+
+    def _takes(self, served: Served) -> bool:
+        """Whether a delivery to it may begin."""
+        return self._place.shares[served.target.namespace] > 0 and served.breaker.admits(self.now())
+
+    def _begin(self, handler: Handler, served: Served) -> None:
+        self._place.shares[handler.namespace] -= 1
+        served.breaker.begin()
+        self._look_at(handler)
+
+    def _end(self, handler: Handler, served: Served, _: object) -> None:
+        self._place.shares[handler.namespace] += 1
+        served.breaker.end()
+        self._look_at(handler)
 
     def _over(self, held: Held, task: asyncio.Task[None]) -> None:
         del self._under_way[held]
@@ -110,26 +159,29 @@ class Webhooks:
         if news.stale is not None and held in self._under_way:
             self._under_way[held].cancel()
 
-    async def _execute(self, delivery: dispatch.Delivery) -> None:
+    async def _execute(self, delivery: places.Delivery, served: Served) -> None:
         """Deliver, while the lease is kept, and report what became of it until that is stored."""
         hook, task = delivery.handed.hook, delivery.handed.task
         assert hook is not None
-        target = self._targets.get(task.handler)
-        if target is None:  # deleted while this was on its way: as if it had not been claimed
-            await self._give_back(delivery.held)
-            return
         keeping = asyncio.create_task(self._keep(delivery.held))
         try:
             (opened,) = load_open(task.open_steps)
             attempt = Delivery(
                 hook.idempotency_key, hook.name, hook.payload or EMPTY_OBJECT, opened.attempt, self._real_now()
             )
-            result = await self.deliverer.deliver(target, attempt)
+            result = await self.deliverer.deliver(served.target, attempt)
+            self._judge(served, result)
             if isinstance(result, Gone):
-                await self._disable(target, result)
+                await self._disable(served.target, result)
             await self._report(delivery.held, _outcome(result))
         finally:
             keeping.cancel()
+
+    def _judge(self, served: Served, result: DeliveryResult) -> None:
+        """Let the target rest if it seems broken."""
+        is_outage = isinstance(result, Failed) and result.is_outage
+        if served.breaker.note(self.now(), is_outage=is_outage):
+            log.warning("target_rests", namespace=served.target.namespace, name=served.target.name, seconds=REST)
 
     def _real_now(self) -> int:
         return self.spine.bus.time.lease_now()

@@ -32,10 +32,11 @@ from stepwell_server.domain.tasks import Handler, Registration, Task, TaskKind, 
 from stepwell_server.domain.times import SECOND, Micros
 from stepwell_server.engine.claims import Claimed, Handed, Rotation, Seat
 from stepwell_server.engine.connections import Connection
-from stepwell_server.engine.dispatch import LONGEST_PAUSE, SHORTEST_PAUSE, Delivery, Place
+from stepwell_server.engine.dispatch import LONGEST_PAUSE, SHORTEST_PAUSE
 from stepwell_server.engine.groups import committed_by
 from stepwell_server.engine.inbox import Sender
 from stepwell_server.engine.outbox import Outbox
+from stepwell_server.engine.places import Delivery, Place
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.run_calls import EndOvertime, ReportFrames
 from stepwell_server.engine.runs import changed_statuses, ref
