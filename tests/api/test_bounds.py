@@ -2,20 +2,31 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections import Counter
+from collections.abc import Awaitable, Iterator
+from contextlib import suppress
 from typing import Any, NoReturn
 
 import pytest
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message_factory import GetMessageClass
+from grpc.aio import AioRpcError
 
-from stepwell.v1 import workflows_pb2
+from stepwell.v1 import workers_pb2, workflows_pb2
+from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.api import bounds, parsing, wire
+from stepwell_server.api.frames import FrameReader
 from stepwell_server.api.parsing import Parser
 from stepwell_server.api.validate import Validator
+from stepwell_server.domain import strict_json
 from stepwell_server.domain.errors import InvalidRequest
 from stepwell_server.domain.limits import Limits
+from stepwell_server.domain.retry import StepPolicy
+from stepwell_server.engine import turns
 from tests.support import raw
-from tests.support.requests import METHODS, Path, message, name_of, repeated
+from tests.support.requests import METHODS, Path, full, hello, message, name_of, payloads, repeated, with_payload
+from tests.support.servers import Served
 
 LIMITS = Limits()
 PATHS = [(method.input_type, path) for method in METHODS for path in repeated(method.input_type)]
@@ -38,13 +49,13 @@ def test_elements_are_counted_before_one_is_looked_at(
     parsed: Any = GetMessageClass(kind).FromString(message(path, most + 1))
     validator = Validator(LIMITS)
     looked_at: list[str] = []
-    check = validator.check
+    parts = validator.parts
 
-    def counting(value: Any, path: str = "") -> None:
+    def counting(value: Any, path: str = "") -> Iterator[int]:
         looked_at.append(path)
-        check(value, path)
+        return parts(value, path)
 
-    monkeypatch.setattr(validator, "check", counting)
+    monkeypatch.setattr(validator, "parts", counting)
     with pytest.raises(InvalidRequest) as refused:
         validator.check(parsed)
 
@@ -123,3 +134,113 @@ async def test_a_large_message_that_keeps_the_limits_is_parsed() -> None:
     parsed = await Parser(LIMITS).parse(workflows_pb2.CreateInstancesRequest.FromString, request.SerializeToString())
 
     assert parsed == request
+
+
+# ---- what is within the limits is done in parts
+
+
+class Rounds:
+    """Counts work by the rounds of the loop in which it is done."""
+
+    def __init__(self) -> None:
+        self.now = 0
+        self.work = Counter[int]()
+
+    def note(self, amount: int) -> None:
+        self.work[self.now] += amount
+
+    async def beside(self, work: Awaitable[Any]) -> Any:
+        """Do it, and count the rounds meanwhile."""
+        done = asyncio.ensure_future(work)
+        while not done.done():
+            await asyncio.sleep(0)
+            self.now += 1
+        return await done
+
+
+@pytest.fixture
+def rounds() -> Rounds:
+    return Rounds()
+
+
+@pytest.mark.parametrize("least", [True, False], ids=["of the least", "of much"])
+@named
+async def test_the_largest_message_that_keeps_the_limits_is_checked_in_parts(
+    kind: Descriptor, path: Path, least: bool, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checks_of = Validator._checks_of
+
+    def counting(validator: Validator, one: Any) -> Any:
+        rounds.note(1)
+        return checks_of(validator, one)
+
+    monkeypatch.setattr(Validator, "_checks_of", counting)
+    request = full(kind, path, least=least, values=20_000)
+
+    await rounds.beside(_read(request))
+
+    assert max(rounds.work.values(), default=0) <= 1.5 * turns.PART / bounds.FIELD_COST
+
+
+async def _read(request: Any) -> None:
+    """Parse a message and read its frames, as calls do and streams."""
+    parser, line = Parser(LIMITS), turns.Turns()
+    reader = FrameReader(LIMITS, StepPolicy(), line)
+    read = parser.decode if isinstance(request, workers_pb2.ConnectRequest) else parser.parse
+    parsed: Any = await read(type(request).FromString, request.SerializeToString())
+    for frame in getattr(parsed, "frames", ()):
+        await reader.read(frame)
+
+
+async def test_bodies_that_a_frame_begins_are_read_in_parts(rounds: Rounds) -> None:
+    class Counting(FrameReader):
+        def policy(self, policy: workers_pb2.StepPolicy) -> StepPolicy:
+            rounds.note(1)
+            return super().policy(policy)
+
+    opens = [workers_pb2.OpenStep(name=f"s{number}", attempt=1) for number in range(bounds.MOST_OPENS)]
+    frame = workers_pb2.WorkerFrame(number=1, opens=opens, begin_steps=workers_pb2.BeginSteps())
+
+    read = await rounds.beside(Counting(LIMITS, StepPolicy(), turns.Turns()).read(frame))
+
+    assert len(read.opens) == bounds.MOST_OPENS
+    assert max(rounds.work.values()) <= 100
+
+
+PAYLOADS = [(method, path) for method in METHODS for path in payloads(method.input_type)]
+
+
+@pytest.mark.parametrize(("method", "path"), PAYLOADS, ids=[name_of(one.input_type, path) for one, path in PAYLOADS])
+async def test_every_payload_is_looked_at_once_and_in_parts(
+    method: Any, path: Path, sqlite_server: Served, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looked_at = 0
+    scan = strict_json.scan
+
+    def counting(text: str, deepest: int) -> Iterator[int]:
+        nonlocal looked_at
+        for amount in scan(text, deepest):
+            looked_at += amount
+            rounds.note(amount)
+            yield amount
+
+    await WorkerServiceStub(sqlite_server.channel).RegisterHandlers(workers_pb2.RegisterHandlersRequest(hello=hello()))
+    monkeypatch.setattr(strict_json, "scan", counting)
+    text = "[" + "[]," * 100_000 + "0]"
+
+    await rounds.beside(_answered(sqlite_server, method, with_payload(method.input_type, path, text)))
+
+    assert looked_at == len(text)
+    assert max(rounds.work.values()) <= 2 * turns.PART
+
+
+async def _answered(server: Served, method: Any, request: Any) -> None:
+    """Send the message, and wait for all that is answered, whatever it is."""
+    name = f"/{method.containing_service.full_name}/{method.name}"
+    if method.client_streaming:
+        stream: Any = server.channel.stream_stream(name)([request.SerializeToString()])
+        async for _ in stream:
+            pass
+    else:
+        with suppress(AioRpcError):
+            await raw.send(server.channel, name, request.SerializeToString())

@@ -17,6 +17,8 @@ from stepwell_server.engine.workers import MOST_HANDLERS
 
 MOST_FIELDS = 250_000
 """Values of any kind in one message, however they are nested."""
+FIELD_COST = 4
+"""A value costs as much as so many characters of JSON."""
 MOST_FRAMES = 1000
 MOST_COMMITTED = 100
 """Frames of a task that one call commits."""

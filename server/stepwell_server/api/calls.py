@@ -100,7 +100,7 @@ def waiting(longest: Micros) -> AbstractContextManager[None]:
 def readable(item: M, read: Callable[[M], New]) -> New | StepwellError:
     """What an item of a batch asks for, or why it cannot be: one bad item is refused alone."""
     try:
-        validate.check(item)
+        validate.standard.check(item)
         return read(item)
     except StepwellError as refusal:
         return refusal

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
 from stepwell.v1 import common_pb2, workers_pb2
@@ -102,13 +102,17 @@ class FrameReader:
         if frame.number < 1:
             raise InvalidField("frames about a task count from 1", field="number")
         try:
-            validate.check(frame)
-            read = Frame(frame.number, await self._body(frame), tuple(map(self._opening, frame.opens)))
+            await self.check(frame)
+            read = Frame(frame.number, await self._body(frame), tuple([one async for one in self._openings(frame)]))
             read.check()
-            await self._turns.spend(FRAME_COST + OPENING_COST * len(frame.opens))
         except StepwellError as refusal:
             return Frame(frame.number, frames.Rejected(refusal))
         return read
+
+    async def check(self, frame: workers_pb2.WorkerFrame) -> None:
+        """Refuse a frame with a value that cannot be, whatever it is about."""
+        await self._turns.spend(FRAME_COST)
+        await self._turns.work(validate.standard.parts(frame))
 
     async def _body(self, frame: workers_pb2.WorkerFrame) -> frames.Body:
         match frame.WhichOneof("body"):
@@ -162,8 +166,10 @@ class FrameReader:
         await self._turns.work(read.scan(field, most_bytes=limits.payload_bytes, deepest=limits.payload_depth))
         return read
 
-    def _opening(self, one: workers_pb2.OpenStep) -> Opening:
-        return Opening(one.name, one.attempt, self.policy(one.policy), one.begun)
+    async def _openings(self, frame: workers_pb2.WorkerFrame) -> AsyncIterator[Opening]:
+        for one in frame.opens:
+            yield Opening(one.name, one.attempt, self.policy(one.policy), one.begun)
+            await self._turns.spend(OPENING_COST)
 
     def policy(self, policy: workers_pb2.StepPolicy) -> StepPolicy:
         """How a step is executed, with the defaults where nothing is said."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -12,6 +12,7 @@ from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from stepwell_server.api import bounds
+from stepwell_server.api.bounds import FIELD_COST
 from stepwell_server.domain.errors import (
     DurationOutOfRange,
     EnumValueUnknown,
@@ -31,8 +32,8 @@ BATCHES = {
 }
 """Fields whose items are decided each by itself: they are left to whoever reads them."""
 
-Check: TypeAlias = Callable[[Any, str], None]
-"""Refuses a value that cannot be, under the name that it has in the request."""
+Check: TypeAlias = Callable[[Any, str], Iterable[int] | None]
+"""Refuses a value that cannot be, under the name that it has in the request: at once, or in parts where it is large."""
 
 
 class Validator:
@@ -45,11 +46,18 @@ class Validator:
     def check(self, message: Message, path: str = "") -> None:
         """Refuse too many elements, NUL in a string, an unknown enum number and a time out of range, anywhere in the
         message but in the items of a batch: those are only counted. Nothing is looked into before it is counted."""
+        for _ in self.parts(message, path):
+            pass
+
+    def parts(self, message: Message, path: str = "") -> Iterator[int]:
+        """The same check, one message of all that are in it at a time. Yields after each how much work it was."""
         checks = self._checks_of(message.DESCRIPTOR)
-        for field, value in message.ListFields():
+        fields = message.ListFields()
+        yield FIELD_COST * (1 + len(fields))
+        for field, value in fields:
             refuse = checks.get(field.number)
             if refuse is not None:
-                refuse(value, f"{path}{field.name}")
+                yield from refuse(value, f"{path}{field.name}") or ()
 
     def count(self, message: Message) -> None:
         """Refuse too many elements in a field of the message itself."""
@@ -70,10 +78,9 @@ class Validator:
             return self._value_check(field)
         check_items = None if field.full_name in BATCHES else self._items_check(field)
 
-        def check_elements(elements: Sequence[Any], name: str) -> None:
+        def check_elements(elements: Sequence[Any], name: str) -> Iterable[int] | None:
             bounds.check_length(elements, field, name, self._limits)
-            if check_items is not None:
-                check_items(elements, name)
+            return None if check_items is None else check_items(elements, name)
 
         return check_elements
 
@@ -91,14 +98,14 @@ class Validator:
             return _TIMES.get(field.message_type.full_name, self._check_message)
         return _check_string if field.type == FieldDescriptor.TYPE_STRING else None
 
-    def _check_message(self, value: Message, name: str) -> None:
-        self.check(value, f"{name}.")
+    def _check_message(self, value: Message, name: str) -> Iterator[int]:
+        return self.parts(value, f"{name}.")
 
 
 def _list_check(check_item: Check) -> Check:
-    def check_items(items: Sequence[Any], name: str) -> None:
+    def check_items(items: Sequence[Any], name: str) -> Iterator[int]:
         for index, item in enumerate(items):
-            check_item(item, f"{name}[{index}]")
+            yield from check_item(item, f"{name}[{index}]") or ()
 
     return check_items
 
@@ -139,5 +146,5 @@ _TIMES: dict[str, Check] = {
     Timestamp.DESCRIPTOR.full_name: _check_timestamp,
 }
 
-check = Validator(Limits()).check
-"""The checks of what has no field that operators set the limit of: an item of a batch, or a frame."""
+standard = Validator(Limits())
+"""Checks what has no field that operators set the limit of: an item of a batch, or a frame."""

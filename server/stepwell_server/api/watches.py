@@ -61,7 +61,7 @@ class WatchStream:
     async def _read(self, requests: AsyncIterator[pb.WatchInstancesRequest]) -> None:
         try:
             async for request in requests:
-                validate.check(request)
+                validate.standard.check(request)
                 for target in request.drop:
                     self._drop(_key(target))
                 for first in range(0, len(request.add), MOST_REFUSALS):

@@ -9,14 +9,12 @@ from functools import cache
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stepwell_server.api import bounds
-from stepwell_server.api.bounds import MOST_FIELDS
+from stepwell_server.api.bounds import FIELD_COST, MOST_FIELDS
 from stepwell_server.domain.errors import InvalidField, MalformedRequest
 from stepwell_server.domain.limits import Limits
 
 PART = 256
 """Values that are counted at once."""
-FIELD_COST = 4
-"""A value costs as much as so many characters of JSON."""
 
 _VARINT, _FIXED64, _LENGTH, _FIXED32 = 0, 1, 2, 5
 _LONGEST_VARINT = 10

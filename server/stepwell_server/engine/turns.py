@@ -12,6 +12,8 @@ from contextvars import ContextVar
 PART = 4 * 1024
 """Characters, or as much work, that a call does at once: about a millisecond of the worst kind. Another call takes
 several rounds of the loop, each of which can have such a part in it."""
+LEAST = PART // 8
+"""Work that is not counted before there is more of it."""
 
 _done: ContextVar[int] = ContextVar("done_in_turn", default=0)
 
@@ -24,12 +26,17 @@ class Turns:
 
     async def work(self, parts: Iterable[int]) -> None:
         """Do work that says after each part how much it was. What it refuses counts as a part: it can be a long one."""
+        done = 0
         try:
             for amount in parts:
-                await self.spend(amount)
+                done += amount
+                if done >= LEAST:
+                    await self.spend(done)
+                    done = 0
         except Exception:
             await self.spend(PART)
             raise
+        await self.spend(done)
 
     async def spend(self, amount: int) -> None:
         """Count work that was done. A call that has done a part waits for its next turn."""
