@@ -18,6 +18,7 @@ from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
+from stepwell_server.api import calls
 from stepwell_server.api.access import Caller, Category, PolicyNotFound, Principal, load_policy
 from stepwell_server.domain.errors import Unauthenticated
 from stepwell_server.engine import waits
@@ -26,6 +27,7 @@ from tests.support.errors import refusal
 from tests.support.flows import Flows, status_name
 from tests.support.pages import blocks
 from tests.support.patience import PATIENCE
+from tests.support.runs import until
 from tests.support.servers import Served, StartServer
 from tests.support.wakes import Sidecar
 from tests.support.workers import UnaryWorker
@@ -63,6 +65,14 @@ class OnlyTeamA(WritersOnly):
         return namespace == "team-a"
 
 
+class Silent(ReadersOnly):
+    """It never says who a caller is."""
+
+    async def authenticate(self, caller: Caller) -> Principal:
+        await asyncio.Event().wait()
+        return Principal("nobody")
+
+
 @pytest.fixture
 async def guarded(start_server: StartServer, sqlite_url: str) -> Served:
     return await start_server(sqlite_url, policy=f"{HERE}:ReadersOnly", limits={"streams_per_principal": 3})
@@ -72,6 +82,34 @@ async def test_a_caller_without_a_name_is_turned_away(guarded: Served) -> None:
     error = await refusal(ServerServiceStub(guarded.channel).GetServerInfo(server_pb2.GetServerInfoRequest()))
 
     assert (error.code.name, error.reason, error.metadata) == ("UNAUTHENTICATED", "UNAUTHENTICATED", {})
+
+
+async def test_a_policy_that_never_answers_holds_no_call(
+    start_server: StartServer, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(calls, "POLICY_DEADLINE", 0.05)
+    server = await start_server(sqlite_url, policy=f"{HERE}:Silent")
+    watch = DispatcherServiceStub(server.channel).WakeStream(dispatchers_pb2.WakeStreamRequest())
+    told = [
+        await refusal(ServerServiceStub(server.channel).GetServerInfo(server_pb2.GetServerInfoRequest())),
+        await refusal(watch.read()),
+    ]
+
+    assert {(one.code.name, one.reason, one.metadata["limit"]) for one in told} == {
+        ("DEADLINE_EXCEEDED", "SERVER_DEADLINE", "0.05")
+    }
+    assert told[0].message == "the policy did not say within 0.05 seconds who the caller is"
+
+
+async def test_a_caller_that_leaves_waits_for_no_policy(start_server: StartServer, sqlite_url: str) -> None:
+    server = await start_server(sqlite_url, policy=f"{HERE}:Silent")
+    in_flight = server.app.metrics.in_flight.labels("unary")._value
+
+    call = ServerServiceStub(server.channel).GetServerInfo(server_pb2.GetServerInfoRequest(), timeout=PATIENCE)
+    await until(lambda: in_flight.get() == 1)
+    call.cancel()
+
+    await until(lambda: in_flight.get() == 0)
 
 
 async def test_a_known_caller_may_do_what_the_policy_allows_and_no_more(guarded: Served) -> None:

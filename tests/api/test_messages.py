@@ -16,6 +16,7 @@ from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from tests.support import raw
 from tests.support.errors import refusal
 from tests.support.http2 import connected
+from tests.support.runs import until
 from tests.support.servers import Served, StartServer, start_process
 
 CHECK = "/grpc.health.v1.Health/Check"
@@ -72,6 +73,19 @@ async def test_a_unary_call_has_exactly_one_message(sqlite_server: Served) -> No
         "the call came without a message",
         "the call has one message, and another one came",
     ]
+
+
+async def test_a_caller_that_leaves_before_its_message_has_come_is_a_cancellation(sqlite_server: Served) -> None:
+    metrics = sqlite_server.app.metrics
+    in_flight = metrics.in_flight.labels("unary")._value
+
+    call = begin(sqlite_server.channel, INFO)
+    await until(lambda: in_flight.get() == 1)
+    call.cancel()
+    await until(lambda: in_flight.get() == 0)
+
+    found = [one.labels for family in metrics.calls.collect() for one in family.samples if "code" in one.labels]
+    assert {one["code"] for one in found if one["method"] == INFO} == {"CANCELLED"}
 
 
 async def test_unfinished_messages_of_strangers_keep_no_other_connection_from_health(sqlite_server: Served) -> None:

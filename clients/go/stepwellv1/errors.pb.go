@@ -82,7 +82,8 @@ const (
 	ErrorReason_ERROR_REASON_SERVER_BUSY ErrorReason = 32
 	// RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit".
 	ErrorReason_ERROR_REASON_STREAM_LIMIT ErrorReason = 33
-	// DEADLINE_EXCEEDED: the call brought no deadline of its own and ran into the server's. Metadata: "limit" in seconds.
+	// DEADLINE_EXCEEDED: the call ran into a time limit of the server's: it brought no deadline of its own and took too long, its
+	// message came too late, or the policy did not say in time who the caller is. Metadata: "limit" in seconds.
 	ErrorReason_ERROR_REASON_SERVER_DEADLINE ErrorReason = 34
 	// ABORTED: the transaction lost against others too often. Read again, then decide.
 	ErrorReason_ERROR_REASON_CONFLICT ErrorReason = 35

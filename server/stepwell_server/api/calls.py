@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -15,7 +16,7 @@ from grpc import StatusCode, aio
 from stepwell.v1.transactions_pb2 import CommitRequest
 from stepwell_server.api import validate
 from stepwell_server.api.access import METHODS, OPEN_METHODS, Caller, Category, Policy, Principal
-from stepwell_server.domain.errors import Internal, PermissionDenied, StepwellError, Unauthenticated
+from stepwell_server.domain.errors import Internal, PermissionDenied, ServerDeadline, StepwellError, Unauthenticated
 from stepwell_server.domain.times import Micros
 from stepwell_server.engine.intake import Item
 from stepwell_server.engine.requests import Request
@@ -25,6 +26,8 @@ Context: TypeAlias = aio.ServicerContext[Any, Any]
 M = TypeVar("M", bound=Message)
 New = TypeVar("New")
 
+POLICY_DEADLINE = 10.0
+"""Seconds that the policy has to say who a caller is."""
 ANYBODY = Principal("")
 """A caller that has not been asked who it is."""
 
@@ -51,9 +54,17 @@ class Call:
         return Caller(peer=self.context.peer(), metadata=dict(self.context.invocation_metadata() or ()))
 
     async def authenticate(self) -> None:
-        """Ask the policy for the principal. Health is open to everybody."""
-        if self.method not in OPEN_METHODS:
-            self.principal = await self.policy.authenticate(self.caller)
+        """Ask the policy for the principal, and wait for its answer but so long. Health is open to everybody."""
+        if self.method in OPEN_METHODS:
+            return
+        try:
+            async with asyncio.timeout(POLICY_DEADLINE) as limit:
+                self.principal = await self.policy.authenticate(self.caller)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            late = f"the policy did not say within {POLICY_DEADLINE:g} seconds who the caller is"
+            raise ServerDeadline(late, limit=POLICY_DEADLINE) from None
 
     def allows(self, namespace: str, category: Category | None = None) -> bool:
         """Whether the caller may do this there: what the method does, or what is asked for in it.

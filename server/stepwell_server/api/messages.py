@@ -19,6 +19,8 @@ from stepwell_server.domain.errors import MalformedRequest, ServerDeadline
 
 OPEN_DEADLINE = 2.0
 """Seconds for the message of a caller that nobody asks for a name."""
+LEAVING = 0.1
+"""Seconds within which the cancellation of a caller that has left follows the end of what it sent."""
 
 
 class Messages:
@@ -48,6 +50,7 @@ class Messages:
 async def _only(context: Context) -> bytes:
     message: Any = await context.read()
     if message is aio.EOF:
+        await asyncio.sleep(LEAVING)
         raise MalformedRequest("the call came without a message")
     if await context.read() is not aio.EOF:
         raise MalformedRequest("the call has one message, and another one came")

@@ -85,7 +85,9 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     ERROR_REASON_STREAM_LIMIT: _ErrorReason.ValueType  # 33
     """RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit"."""
     ERROR_REASON_SERVER_DEADLINE: _ErrorReason.ValueType  # 34
-    """DEADLINE_EXCEEDED: the call brought no deadline of its own and ran into the server's. Metadata: "limit" in seconds."""
+    """DEADLINE_EXCEEDED: the call ran into a time limit of the server's: it brought no deadline of its own and took too long, its
+    message came too late, or the policy did not say in time who the caller is. Metadata: "limit" in seconds.
+    """
     ERROR_REASON_CONFLICT: _ErrorReason.ValueType  # 35
     """ABORTED: the transaction lost against others too often. Read again, then decide."""
     ERROR_REASON_RATE_LIMITED: _ErrorReason.ValueType  # 36
@@ -252,7 +254,9 @@ ERROR_REASON_SERVER_BUSY: ErrorReason.ValueType  # 32
 ERROR_REASON_STREAM_LIMIT: ErrorReason.ValueType  # 33
 """RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit"."""
 ERROR_REASON_SERVER_DEADLINE: ErrorReason.ValueType  # 34
-"""DEADLINE_EXCEEDED: the call brought no deadline of its own and ran into the server's. Metadata: "limit" in seconds."""
+"""DEADLINE_EXCEEDED: the call ran into a time limit of the server's: it brought no deadline of its own and took too long, its
+message came too late, or the policy did not say in time who the caller is. Metadata: "limit" in seconds.
+"""
 ERROR_REASON_CONFLICT: ErrorReason.ValueType  # 35
 """ABORTED: the transaction lost against others too often. Read again, then decide."""
 ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 36

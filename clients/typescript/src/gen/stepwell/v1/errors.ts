@@ -78,7 +78,10 @@ export enum ErrorReason {
   ERROR_REASON_SERVER_BUSY = 32,
   /** ERROR_REASON_STREAM_LIMIT - RESOURCE_EXHAUSTED: this principal has too many open streams, or one stream follows too much. Metadata: "limit". */
   ERROR_REASON_STREAM_LIMIT = 33,
-  /** ERROR_REASON_SERVER_DEADLINE - DEADLINE_EXCEEDED: the call brought no deadline of its own and ran into the server's. Metadata: "limit" in seconds. */
+  /**
+   * ERROR_REASON_SERVER_DEADLINE - DEADLINE_EXCEEDED: the call ran into a time limit of the server's: it brought no deadline of its own and took too long, its
+   * message came too late, or the policy did not say in time who the caller is. Metadata: "limit" in seconds.
+   */
   ERROR_REASON_SERVER_DEADLINE = 34,
   /** ERROR_REASON_CONFLICT - ABORTED: the transaction lost against others too often. Read again, then decide. */
   ERROR_REASON_CONFLICT = 35,
