@@ -6,6 +6,7 @@ import gc
 import sys
 from collections.abc import Sequence
 
+import structlog
 import uvloop
 
 from stepwell_server import app, config, telemetry
@@ -53,6 +54,8 @@ async def _migrate(arguments: Sequence[str]) -> None:
 def _settings(arguments: Sequence[str], program: str, epilog: str = "") -> config.Settings:
     settings = config.load(arguments, program, epilog)
     telemetry.configure_logs(settings.log_format, settings.log_level)
+    for warning in config.unknown_variables():
+        structlog.get_logger().warning("unknown_variable", warning=warning)
     return settings
 
 

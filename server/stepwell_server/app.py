@@ -214,6 +214,11 @@ class App:
         )
         return addresses
 
+    def settle_time(self) -> float:
+        """Seconds for balancers to look away: as many as the operator says, else none where nobody is there."""
+        is_said = "drain_settle" in self.settings.model_fields_set
+        return self.settings.drain_settle.total_seconds() if is_said or not self._admission.is_deserted() else 0.0
+
     async def drain(self, settle: float) -> None:
         """Leave without a failed call: look unready, let balancers look away, end what is in flight.
 
@@ -389,14 +394,13 @@ async def serve(settings: Settings, announce: Callable[[Addresses], None]) -> No
     app = App(settings, open_database(settings.database_url))
     stopping = asyncio.Event()
     loop = asyncio.get_running_loop()
-    settle = settings.drain_settle.total_seconds()
+    is_balanced = True
 
     def stop(number: signal.Signals) -> None:
-        nonlocal settle
+        nonlocal is_balanced
         if stopping.is_set():
             os._exit(128 + number)
-        if number is signal.SIGINT:
-            settle = 0.0  # a person at a terminal, and no balancer that must look away
+        is_balanced = number is not signal.SIGINT  # which is a person at a terminal
         stopping.set()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -411,4 +415,4 @@ async def serve(settings: Settings, announce: Callable[[Addresses], None]) -> No
     except BaseException:
         await app.stop()
         raise
-    await app.drain(settle)
+    await app.drain(app.settle_time() if is_balanced else 0.0)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import ipaddress
 import os
+import re
 import stat
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, NoReturn, Self, TypeAlias, get_args, get_origin
@@ -46,6 +48,17 @@ FAILPOINT = f"{ENV_PREFIX}FAILPOINT"
 POSTGRESQL_OPTIONS = {"host", "port", "sslmode", "application_name"}
 
 _LIMITS = Limits()
+
+_OF_OTHERS = {FAILPOINT} | {
+    ENV_PREFIX + name
+    for name in (
+        *("SERVER", "NAMESPACE", "TLS", "TLS_CA", "TOKEN"),  # of the command
+        *("PYTHON", "TEST_PG", "TEST_ISOLATION", "MUTANTS", "FLAKY_REPORT"),  # of tests
+    )
+}
+_NEARLY = 0.8
+_SERVICE_LINK = re.compile(ENV_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_\w+)?)")
+"""What Kubernetes sets in every container for a service that is called stepwell, or begins so."""
 
 
 class InvalidSettings(Exception):
@@ -231,7 +244,9 @@ class Settings(BaseSettings):
         description="how soon the message of a unary call must have come",
     )
     drain_settle: Seconds = Field(
-        timedelta(seconds=5), title="SECONDS", description="after SIGTERM, time for balancers to look away"
+        timedelta(seconds=5),
+        title="SECONDS",
+        description="after SIGTERM, time for balancers to look away; by default none if nobody called for a minute",
     )
     drain_grace: Seconds = Field(
         timedelta(seconds=25), title="SECONDS", description="after that, time for calls in flight to end"
@@ -331,6 +346,32 @@ def load(arguments: Sequence[str], program: str, epilog: str = "") -> Settings:
         raise InvalidSettings("\n".join(_readable(error))) from None
     except SettingsError as error:
         raise InvalidSettings(str(error)) from None
+
+
+def unknown_variables() -> list[str]:
+    """Variables that look like settings and are none, in one line each."""
+    known = variables()
+    lines = []
+    for variable in sorted(os.environ):
+        name = variable.upper()
+        if not name.startswith(ENV_PREFIX) or name in {*known, *_OF_OTHERS} or _SERVICE_LINK.fullmatch(name):
+            continue
+        meant = difflib.get_close_matches(name, known, n=1, cutoff=_NEARLY)
+        lines.append(f"{variable} is not a setting" + "".join(f"; did you mean {one}?" for one in meant))
+    return lines
+
+
+def variables() -> list[str]:
+    """The variables that are settings."""
+    return [ENV_PREFIX + name.replace(".", "__").upper() for name in ("config", *_names(Settings))]
+
+
+def _names(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """The names of all settings, as a flag has them; a group's own as well."""
+    for name, field in model.model_fields.items():
+        yield f"{prefix}{name}"
+        if isinstance(field.default, BaseModel):
+            yield from _names(type(field.default), f"{name}.")
 
 
 class _Parser(argparse.ArgumentParser):

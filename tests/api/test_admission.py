@@ -9,13 +9,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from grpc import aio
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
+from pydantic import SecretStr
 
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell_server.api.access import Principal
-from stepwell_server.api.admission import Admission, Bounds
+from stepwell_server.api.admission import DESERTED, Admission, Bounds
+from stepwell_server.app import App, open_database
+from stepwell_server.config import Settings
 from stepwell_server.domain.errors import RateLimited, ServerBusy, StepwellError, StreamLimit
 from tests.support.errors import refusal
 from tests.support.patience import PATIENCE
@@ -204,3 +208,38 @@ async def test_there_are_so_many_streams_of_health(start_server: StartServer, sq
     assert await health.Check(ready)
     for one in watches:
         one.cancel()
+
+
+@pytest.mark.parametrize("method", [WAIT, CONNECT, WATCH])
+async def test_a_server_is_deserted_when_nobody_was_inside_for_a_minute(method: str) -> None:
+    door = Door()
+    assert door.admission.is_deserted()
+
+    async with door.inside("a", method, streaming=method != WAIT):
+        door.now += DESERTED
+        assert not door.admission.is_deserted()
+    door.now += DESERTED - 1
+    assert not door.admission.is_deserted()
+
+    door.now += 1
+    assert door.admission.is_deserted()
+
+
+@pytest.mark.parametrize(
+    ("said", "calls", "seconds"),
+    [({}, 0, 0.0), ({}, 1, 5.0), ({"drain_settle": 5}, 0, 5.0), ({"drain_settle": 0}, 1, 0.0)],
+    ids=["nobody", "somebody", "nobody, and said", "somebody, and said"],
+)
+async def test_balancers_get_time_to_look_away_if_it_is_said_or_somebody_is_there(
+    sqlite_url: str, said: dict[str, Any], calls: int, seconds: float
+) -> None:
+    settings = Settings(listen="127.0.0.1:0", ops_listen="127.0.0.1:0", database=SecretStr(sqlite_url), **said)
+    app = App(settings, open_database(settings.database_url))
+    addresses = await app.start()
+    try:
+        async with aio.insecure_channel(addresses.listen) as channel:
+            for _ in range(calls):
+                await ServerServiceStub(channel).GetServerInfo(server_pb2.GetServerInfoRequest())
+        assert app.settle_time() == seconds
+    finally:
+        await app.stop()

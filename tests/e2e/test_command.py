@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from stepwell import __version__
+from stepwell_server import config
 from tests.support.commands import stepwell, stepwell_process
 from tests.support.faults import damage
 from tests.support.postgres import PostgresServer
@@ -122,3 +123,21 @@ async def test_the_server_has_a_help_of_its_own() -> None:
 
     assert code == 0
     assert "--ops-listen HOST:PORT" in out
+
+
+async def test_a_misspelt_variable_is_warned_of_and_one_of_the_servers_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in config.variables():
+        monkeypatch.setenv(name, "1")
+    monkeypatch.setenv("STEPWELL_SEVRER", "db:1")
+
+    _, _, err = await stepwell("namespace", "list", server="127.0.0.1:1")
+
+    assert err.splitlines()[:-1] == ["stepwell: STEPWELL_SEVRER is not a setting; did you mean STEPWELL_SERVER?"]
+
+
+async def test_the_server_warns_of_variables_that_are_no_settings(sqlite_url: str) -> None:
+    async with start_process(sqlite_url, STEPWELL_DATABSE="x") as server:
+        assert await server.stop() == 0
+
+    [line] = [line for line in server.log if "unknown_variable" in line]
+    assert "STEPWELL_DATABSE is not a setting; did you mean STEPWELL_DATABASE?" in line

@@ -6,7 +6,7 @@ import asyncio
 import json
 import signal
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -92,13 +92,13 @@ async def test_a_dispatcher_waits_for_its_server_and_outlives_it(tmp_path: Path)
         address = first.address
     async with start_command("dispatcher", server=address, cwd=tmp_path) as sidecar:
         await sidecar.says(f"no server answers at {address} yet: waiting for it")
-        for said in ("there", "back"):
+        for times, said in enumerate(("there", "back"), start=1):
             async with fake_server(address) as served:
                 await sidecar.says(f"the server at {address} is {said}")
                 served.dispatchers.handed_out = 1
                 served.dispatchers.change(0)
                 await until(served.dispatchers.passes)
-            await sidecar.says(f"the server at {address} is away: waiting for it")
+            await sidecar.says(f"the server at {address} is away: waiting for it", times)
         assert await sidecar.stop() == 0
 
 
@@ -284,3 +284,25 @@ async def test_wake_stream_prints_a_line_per_change(server: FakeServer, tmp_path
     else:
         assert "in 1 min 30 s, at " in stream.lines[1] and "; no worker for workflow order" in stream.lines[1]
         assert "none: nothing waits" in stream.lines[2]
+
+
+async def test_wake_stream_says_that_its_server_is_away_and_goes_on_when_it_is_back(tmp_path: Path) -> None:
+    async with AsyncExitStack() as first:
+        address = (await first.enter_async_context(fake_server())).address
+        async with start_command("wake", "stream", server=address, cwd=tmp_path) as stream:
+            await stream.says("none: nothing waits")
+            await first.aclose()
+            await stream.says(f"the server at {address} is away: waiting for it")
+            async with fake_server(address) as second:
+                await stream.says(f"the server at {address} is back")
+                await until(lambda: second.dispatchers.streams)
+                second.dispatchers.change(90)
+                await stream.says("in 1 min 30 s, at ")
+                assert await stream.stop(signal.SIGINT) == 130
+
+
+async def test_wake_stream_ends_if_there_is_no_server() -> None:
+    code, _, err = await stepwell_process("wake", "stream", server="127.0.0.1:1")
+
+    assert code == 1
+    assert "no server answers at 127.0.0.1:1" in err.splitlines()[-1]

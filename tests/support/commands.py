@@ -113,10 +113,10 @@ class Running:
     has_ended: bool = False
     """Whether all that it printed is in `lines`."""
 
-    async def says(self, text: str) -> None:
-        """Return once it has printed the text."""
+    async def says(self, text: str, times: int = 1) -> None:
+        """Return once it has printed the text, in so many lines."""
         async with asyncio.timeout(30):
-            while not any(text in line for line in self.lines):
+            while sum(text in line for line in self.lines) < times:
                 assert not self.has_ended, self.lines
                 await asyncio.sleep(0.02)
 

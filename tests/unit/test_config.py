@@ -165,3 +165,36 @@ def test_a_tls_key_that_everybody_can_read_is_warned_of(tmp_path: Path, mode: in
     key.chmod(mode)
 
     assert bool(load("--tls-cert", str(cert), "--tls-key", str(key)).warnings()) is warned
+
+
+@pytest.mark.parametrize(
+    ("variable", "warning"),
+    [
+        ("STEPWELL_DATABASE_URL", "STEPWELL_DATABASE_URL is not a setting; did you mean STEPWELL_DATABASE?"),
+        ("STEPWELL_LIMIT__TIMER", "STEPWELL_LIMIT__TIMER is not a setting; did you mean STEPWELL_LIMITS__TIMER?"),
+        ("stepwell_lisen", "stepwell_lisen is not a setting; did you mean STEPWELL_LISTEN?"),
+        ("STEPWELL_Q", "STEPWELL_Q is not a setting"),
+    ],
+)
+def test_a_variable_that_is_no_setting_is_warned_of(
+    monkeypatch: pytest.MonkeyPatch, variable: str, warning: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+
+    assert config.unknown_variables() == [warning]
+
+
+@pytest.mark.parametrize(
+    "variable",
+    [
+        *("STEPWELL_LIMITS__TIMER", "STEPWELL_LIMITS", "stepwell_database", "STEPWELL_CONFIG", "STEPWELL_FAILPOINT"),
+        *("STEPWELL_SERVER", "STEPWELL_TLS_CA", "STEPWELL_TOKEN", "STEPWELL_TEST_PG", "STEPWELLS"),
+        *("STEPWELL_SERVICE_HOST", "STEPWELL_PORT", "STEPWELL_PORT_7350_TCP_ADDR", "STEPWELL_API_SERVICE_PORT_GRPC"),
+    ],
+)
+def test_settings_and_variables_that_others_read_are_not_warned_of(
+    monkeypatch: pytest.MonkeyPatch, variable: str
+) -> None:
+    monkeypatch.setenv(variable, "1")
+
+    assert config.unknown_variables() == []

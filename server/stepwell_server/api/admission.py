@@ -7,6 +7,7 @@ policy, all callers are one principal, which may use everything.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -19,6 +20,9 @@ from stepwell_server.domain.errors import RateLimited, ServerBusy, ShuttingDown,
 
 QUIET = 0.05
 """Seconds without a call, after which the door is taken to be closed."""
+
+DESERTED = 60.0
+"""Seconds without a call or a stream, after which nobody is taken to be there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +117,8 @@ class Admission:
         self._health_watches = Places(bounds.health_watches, _half(bounds.health_watches))
         self._closed = False
         self._last_call = 0.0
+        self._clock = clock
+        self._left_at = -math.inf  # when the last call of any kind had ended
 
     @asynccontextmanager
     async def layer(self, call: Call) -> AsyncIterator[None]:
@@ -121,8 +127,16 @@ class Admission:
             place = self._open_place
         else:
             place = self._stream_place if call.streaming else self._unary_place
-        with place(call):
-            yield
+        try:
+            with place(call):
+                yield
+        finally:
+            self._left_at = self._clock()
+
+    def is_deserted(self) -> bool:
+        """Whether nobody is inside, and nobody was for a while: not even a balancer that asks for health."""
+        inside = (self._unary, self._waiting, self._streams, self._health_watches)
+        return not any(places.total for places in inside) and self._clock() - self._left_at >= DESERTED
 
     async def close(self, limit: float) -> None:
         """Turn new unary calls away, and return when those inside have ended and no more come, or after the limit.

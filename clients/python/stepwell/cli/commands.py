@@ -15,6 +15,7 @@ from stepwell.cli import (
     info,
     listings,
     namespaces,
+    options,
     printing,
     server,
     wakes,
@@ -59,11 +60,14 @@ def _version(asked: bool) -> None:
 
 @app.callback()
 def _options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", is_eager=True, callback=_version, help="Print the version of this command.")
     ] = False,
 ) -> None:
-    pass
+    if context.invoked_subcommand not in ("server", "migrate"):  # which say so themselves
+        for warning in options.misspelt_variables():
+            printing.print_note(warning)
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import difflib
 import functools
 import inspect
 import os
@@ -47,12 +48,26 @@ Tls = Annotated[bool, typer.Option("--tls", envvar="STEPWELL_TLS", help="Use TLS
 Namespace = Annotated[str, typer.Option("--namespace", "-n", envvar="STEPWELL_NAMESPACE", help="Namespace to work in.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON, for programs.")]
 
+_PREFIX = "STEPWELL_"
+_VARIABLES = tuple(f"{_PREFIX}{name}" for name in ("SERVER", "NAMESPACE", "TLS", "TLS_CA", "TOKEN"))
+_NEARLY = 0.88  # with the prefix; no setting of the server is as near
+
 _SERVER: Mapping[str, tuple[Any, Any]] = {
     "server": (Server, DEFAULT_SERVER),
     "tls": (Tls, False),
     "tls_ca": (TlsCa, None),
 }
 _NAMESPACE: Mapping[str, tuple[Any, Any]] = {"namespace": (Namespace, "default")}
+
+
+def misspelt_variables() -> list[str]:
+    """Variables that are nearly one of these options and none of them, in one line each; all others are not ours."""
+    lines = []
+    for variable in sorted(set(os.environ) - set(_VARIABLES)):
+        if variable.startswith(_PREFIX):
+            meant = difflib.get_close_matches(variable, _VARIABLES, n=1, cutoff=_NEARLY)
+            lines += [f"{variable} is not a setting; did you mean {one}?" for one in meant]
+    return lines
 
 
 def token() -> str | None:

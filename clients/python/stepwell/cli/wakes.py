@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
-from stepwell.cli import options, printing, watching
+from stepwell.cli import options, presence, printing, watching
+from stepwell.client import Client
 from stepwell.durations import to_datetime
+from stepwell.errors import CallFailed
 from stepwell.processors import kind_name, kind_names, kind_number
+from stepwell.reconnects import Reconnects
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 
@@ -66,28 +71,40 @@ def stream(
 ) -> None:
     """Follow the next wake, a line per change, until Ctrl-C."""
     request = pb.WakeStreamRequest(namespace=target.namespace, filter=_filter(kind, name))
-
-    async def follow(channel: aio.Channel) -> None:
-        shown = None
-        while True:
-            shown = await _follow(DispatcherServiceStub(channel).WakeStream(request), shown, as_json)
-
     try:
-        target.call(follow)
+        target.use(lambda client: _follow(client, request, as_json))
     except KeyboardInterrupt:
         raise typer.Exit(watching.INTERRUPTED) from None
 
 
-async def _follow(call: Any, shown: pb.NextWake | None, as_json: bool) -> pb.NextWake | None:
-    """Print what one stream has to say that was not shown before; the last that was shown."""
-    while (message := await call.read()) is not aio.EOF:
-        if message.next_wake != shown:  # else it is a keepalive
-            shown = message.next_wake
-            _print_change(message, as_json)
-        if message.draining:
-            break
-    call.cancel()
-    return shown
+async def _follow(client: Client, request: pb.WakeStreamRequest, as_json: bool) -> None:
+    """Print every change, also when the server was away meanwhile. CallFailed if there is none, or it refuses."""
+    reconnects, shown, has_begun = Reconnects(), None, False
+    async with presence.told(client):
+        while True:
+            try:
+                async for message in _messages(client, request):
+                    has_begun = True
+                    reconnects.served()
+                    if message.next_wake != shown:  # else it is a keepalive
+                        shown = message.next_wake
+                        _print_change(message, as_json)
+            except CallFailed as failure:
+                if not has_begun or reconnects.are_pointless_after(failure):
+                    raise
+                await asyncio.sleep(reconnects.next_pause())
+
+
+async def _messages(client: Client, request: pb.WakeStreamRequest) -> AsyncIterator[pb.WakeStreamResponse]:
+    """What one stream has to say, until the server ends it or goes away."""
+    call: Any = DispatcherServiceStub(client.channel).WakeStream(request)
+    try:
+        while (message := await client.call(call.read())) is not aio.EOF:
+            yield message
+            if message.draining:
+                return
+    finally:
+        call.cancel()
 
 
 def _print_change(message: pb.WakeStreamResponse, as_json: bool) -> None:
