@@ -18,16 +18,19 @@ from stepwell_server.domain.webhooks import Delivery as Attempt
 from stepwell_server.domain.workflows import Failure
 from stepwell_server.engine.breakers import FAILURES, REST, Breaker
 from stepwell_server.engine.claims import Claimed, Seat
-from stepwell_server.engine.deliveries import Deliverer
+from stepwell_server.engine.deliveries import Deliverer, new_secret
 from stepwell_server.engine.hook_calls import TriggerHook
 from stepwell_server.engine.jobs import Triggered
 from stepwell_server.engine.places import Delivery
+from stepwell_server.engine.requests import Request
+from stepwell_server.engine.targets import Targets
 from stepwell_server.engine.tasks import Claim
 from stepwell_server.engine.webhooks import Webhooks
 from stepwell_server.storage import hooks as store
 from stepwell_server.storage import namespaces, targets
+from stepwell_server.storage.paging import PageTokens
 from stepwell_server.storage.schema import tasks
-from tests.support.runs import Engine, until
+from tests.support.runs import Engine, held_before_commit, until
 
 
 async def test_a_hook_whose_target_is_gone_by_then_is_given_back_uncounted(engine: Engine) -> None:
@@ -80,7 +83,7 @@ class Delivering:
     async def put(self, namespace: str, *names: str, url: str = "https://example.com/") -> None:
         for name in names:
             await self.engine.db.run_tx(lambda tx, name=name: targets.put(tx, namespace, name, url, ()))
-        self.webhooks.refresh()
+        await self.webhooks.refresh()
 
     async def trigger(self, namespace: str, name: str, *hook_ids: str) -> None:
         for hook_id in hook_ids:
@@ -147,7 +150,7 @@ async def test_a_broken_target_rests_uncounted_until_one_delivery_shows_that_it_
 
     deliverer.gate.clear()
     delivering.seconds += REST
-    delivering.webhooks.refresh()
+    await delivering.webhooks.refresh()
     await delivering.begun("late")
     await delivering.trigger("default", "sound", "too")
     await delivering.begun("too")
@@ -183,3 +186,33 @@ async def test_a_target_that_is_put_with_another_url_does_not_rest(delivering: D
     await delivering.trigger("default", "broken", "next")
 
     await delivering.begun("next")
+
+
+async def test_a_target_that_was_put_is_delivered_to_from_then_on(engine: Engine) -> None:
+    webhooks = Webhooks(engine.spine, Deliverer(), 2)
+
+    old, new = [await put(engine, webhooks) for _ in range(2)]
+
+    assert (known_secrets(webhooks), old != new) == ([new], True)
+
+
+async def test_targets_that_were_read_before_a_change_do_not_undo_it(replicas: tuple[Engine, Engine]) -> None:
+    engine, _ = replicas
+    webhooks = Webhooks(engine.spine, Deliverer(), 2)
+
+    async with held_before_commit(engine, webhooks.refresh(), "read"):
+        secret = await put(engine, webhooks)
+
+    assert known_secrets(webhooks) == [secret]
+
+
+async def put(engine: Engine, webhooks: Webhooks) -> str:
+    """Put the target of "note" with a secret of its own, and return that."""
+    targets, secret = Targets(engine.spine, PageTokens(b"k" * 32), frozenset(), webhooks.refresh), new_secret().text
+    await targets.put("default", "note", "https://example.com/in", [secret], Request("anna", "PutHookTarget", "", b""))
+    return secret
+
+
+def known_secrets(webhooks: Webhooks) -> list[str]:
+    """The secrets that the next deliveries are signed with."""
+    return [secret.text for served in webhooks._served.values() for secret in served.target.secrets]

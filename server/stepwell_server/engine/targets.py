@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 
 from stepwell_server.domain.errors import HookTargetNotFound, WebhooksDisabled
@@ -29,8 +29,8 @@ class Targets:
     spine: Spine
     tokens: PageTokens
     allowed: AllowList
-    on_change: Callable[[], None] | None
-    """Tells whoever delivers to them. None: nobody does, in this server."""
+    on_change: Callable[[], Awaitable[None]] | None
+    """Tells the part of this server that delivers to them. None: there is none."""
 
     async def put(
         self, namespace: str, name: str, url: str, secrets: Sequence[str], request: Request
@@ -92,7 +92,7 @@ class Targets:
         target, done, committed = await self.spine.db.run_tx(whole)
         self.spine.announce(committed)
         if self.on_change is not None:
-            self.on_change()
+            await self.on_change()
         return target, done
 
 

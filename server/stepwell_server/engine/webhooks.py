@@ -66,38 +66,36 @@ class Webhooks:
     _place: Place = field(init=False)
     _served: dict[Handler, Served] = field(default_factory=dict)
     _under_way: dict[Held, asyncio.Task[None]] = field(default_factory=dict)
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _asked: int = 0
+    _answered: int = 0
 
     def __post_init__(self) -> None:
         self._place = Place(Owner(secrets.token_hex(16)), frozenset(), self._take, self._hear, AT_ONCE)
-
-    def refresh(self) -> None:
-        """The targets were changed here: read them again at once."""
-        self._changed.set()
 
     async def run(self) -> None:
         """Serve every target there is, until cancelled."""
         self.spine.dispatcher.enter(self._place)
         try:
             while True:
-                await self._read_targets()
-                self._changed.clear()
-                try:
-                    async with asyncio.timeout(REFRESH):
-                        await self._changed.wait()
-                except TimeoutError:
-                    continue
+                await self.refresh()
+                await asyncio.sleep(REFRESH)
         finally:
             self.spine.dispatcher.leave(self._place)
             for task in self._under_way.values():
                 task.cancel()
 
-    async def _read_targets(self) -> None:
+    async def refresh(self) -> None:
+        """Read the targets again: what is delivered from now on goes to them as they are."""
+        self._asked += 1
+        asked = self._asked
         try:
             found = await self.spine.db.run_tx(store.enabled, READ)
         except StepwellError as error:
             log.debug("targets_not_read", reason=error.reason)
             return
+        if asked < self._answered:
+            return  # a later question has been answered: this answer is older
+        self._answered = asked
         before, place = self._place.wanted, self._place
         self._served = {store.handler_of(one.namespace, one.name): self._serve(one) for one in found}
         place.handlers = frozenset(self._served)
@@ -230,7 +228,7 @@ class Webhooks:
             log.warning("target_not_disabled", reason=error.reason)  # the next delivery hears the same
             return
         self.spine.announce(committed)
-        self.refresh()
+        await self.refresh()
 
 
 def _outcome(result: DeliveryResult) -> Outcome:
