@@ -16,7 +16,7 @@ from stepwell_server.domain.errors import Conflict, DatabaseUnavailable, Namespa
 from stepwell_server.domain.namespaces import NamespaceSpec
 from stepwell_server.storage import database as databases
 from stepwell_server.storage import migrate, namespaces, postgresql
-from stepwell_server.storage.database import MOST_ATTEMPTS, READ, CommitUnknown, Database, Fault, Tx, TxOptions
+from stepwell_server.storage.database import CALL, MOST_ATTEMPTS, READ, CommitUnknown, Database, Fault, Tx, TxOptions
 from stepwell_server.storage.hints import PostgresqlHints
 from stepwell_server.storage.schema import clock
 
@@ -41,6 +41,9 @@ class Failing:
         if self.attempts <= self._times:
             raise self._error("injected")
         return await self._inner.attempt(work, options)
+
+    async def attempt_unhurried(self, work: Any) -> Any:
+        return await self.attempt(work, CALL)
 
     def classify(self, error: BaseException) -> Fault:
         return self._fault
@@ -90,6 +93,16 @@ async def test_a_commit_whose_outcome_is_unknown_is_never_run_again_unless_it_on
     reading, tries = failing(db, Fault.DISCONNECTED, 1, error=CommitUnknown)
     await reading.run_tx(lambda tx: tx.execute(select(clock)).all(), READ)
     assert tries.attempts == 2
+
+
+@pytest.mark.parametrize("error", [CommitUnknown, RuntimeError])
+async def test_a_migration_whose_connection_was_cut_off_is_run_again(db: Database, error: type[Exception]) -> None:
+    """Else a server that starts while the network stumbles gives up."""
+    broken, backend = failing(db, Fault.DISCONNECTED, MOST_ATTEMPTS - 1, error=error)
+
+    await broken.run_unhurried(migrate.check)
+
+    assert (backend.attempts, broken.reachable) == (MOST_ATTEMPTS, True)
 
 
 async def test_a_bug_is_not_retried_and_changes_nothing(db: Database) -> None:

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from functools import partial
 from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 
 import structlog
@@ -61,6 +62,8 @@ CALL = TxOptions()
 """A transaction of a call that changes something."""
 READ = TxOptions(label="read", read_only=True)
 """A transaction that only reads."""
+UNHURRIED = TxOptions(label="unhurried")
+"""A transaction that takes as long as it takes."""
 
 
 class LostRace(Exception):
@@ -113,8 +116,11 @@ class Database:
         return await asyncio.shield(task)
 
     async def run_unhurried(self, work: Work[T]) -> T:
-        """Run the function in a transaction without time limits or retries: for migrations."""
-        return await self._translated(self._backend.attempt_unhurried(work))
+        """Run the function in a transaction without time limits: for migrations, which do once what is left to do.
+
+        So it is run again also if its commit may have happened.
+        """
+        return await self._insist(lambda: self._backend.attempt_unhurried(work), UNHURRIED, repeatable=True)
 
     async def close(self) -> None:
         """Let running transactions end, then close every connection."""
@@ -123,19 +129,26 @@ class Database:
         await self._backend.close()
 
     async def _run(self, work: Work[T], options: TxOptions) -> T:
-        attempt = 1
+        watched = self._watched(work, options)
+        attempt = partial(self._backend.attempt, watched, options)
+        result = await self._insist(attempt, options, repeatable=options.read_only)
+        self.failpoints.reach(AFTER_COMMIT, options.label)
+        return result
+
+    async def _insist(self, attempt: Callable[[], Awaitable[T]], options: TxOptions, *, repeatable: bool) -> T:
+        """Attempt it again while that may help. `repeatable`: also if the last attempt may have committed."""
+        number = 1
         while True:
             try:
-                result = await self._backend.attempt(self._watched(work, options), options)
+                result = await attempt()
             except Exception as error:
-                if attempt >= options.attempts or not self._worth_another(error, options):
+                if number >= options.attempts or not self._worth_another(error, repeatable):
                     self._raise(error)
-                log.debug("transaction_retried", label=options.label, attempt=attempt, error=type(error).__name__)
-                await asyncio.sleep(_backoff(attempt))
-                attempt += 1
+                log.debug("transaction_retried", label=options.label, attempt=number, error=type(error).__name__)
+                await asyncio.sleep(_backoff(number))
+                number += 1
             else:
                 self.reachable = True
-                self.failpoints.reach(AFTER_COMMIT, options.label)
                 return result
 
     def _watched(self, work: Work[T], options: TxOptions) -> Work[T]:
@@ -146,17 +159,9 @@ class Database:
 
         return watched
 
-    async def _translated(self, attempt: Awaitable[T]) -> T:
-        try:
-            result = await attempt
-        except Exception as error:
-            self._raise(error)
-        self.reachable = True
-        return result
-
-    def _worth_another(self, error: Exception, options: TxOptions) -> bool:
+    def _worth_another(self, error: Exception, repeatable: bool) -> bool:
         if isinstance(error, CommitUnknown):
-            return options.read_only
+            return repeatable
         return isinstance(error, LostRace) or self._backend.classify(error) in (Fault.CONFLICT, Fault.DISCONNECTED)
 
     def _raise(self, error: Exception) -> NoReturn:
