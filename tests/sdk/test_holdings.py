@@ -424,18 +424,6 @@ async def test_a_body_that_takes_its_time_is_named_so_that_people_see_where_the_
     assert worker.sent() == []
 
 
-async def test_a_result_that_came_too_late_starts_the_run_over(worker: Worker) -> None:
-    worker.welcome()
-    await worker.task(steps=[slept("sleep")])
-    late = waiting("work", attempts=1)
-
-    assert await worker.receive(resolved=pb.Resolved(steps=[late])) == ["need_state"]
-    assert worker.held() == [(1, 1)]
-
-    assert await worker.task(steps=[slept("sleep"), late]) == ["suspend"]
-    assert [frame.number for frame in worker.unacked()] == [3]  # after the two that were sent before
-
-
 async def test_a_class_that_cannot_be_made_fails_its_run_not_the_worker(worker: Worker) -> None:
     class Broken(WorkflowEntrypoint[Any, Any]):
         name = "broken"

@@ -20,6 +20,7 @@ from stepwell.errors import reason_name
 from stepwell.hosts import Phase, Work
 from stepwell.jobs import Job
 from stepwell.logs import ERROR, INFO, WARNING, log
+from stepwell.reports import Reports
 from stepwell.runs import Run
 from stepwell.terms import Terms, origin_of, terms_of
 from stepwell.threads import Pool
@@ -50,12 +51,16 @@ class _Held:
     task: pb.Task
     work: Work | None = None
     renewed_at: float = 0.0
-    number: int = 0  # of the last frame of a run that had to start over
+    reports: Reports = field(default_factory=Reports)  # of a run that had to start over: to be answered before another
     is_acked: bool = False  # its TaskAck is on its way
     resolved: list[pb.Resolved] = field(default_factory=list)  # what came before there was a run to hear it
 
     def renew(self, at: float) -> None:
         self.renewed_at = max(self.renewed_at, at)
+
+    @property
+    def is_quiet(self) -> bool:
+        return self.reports.all_acked if self.work is None else self.work.is_quiet
 
     def last_renewal(self) -> float:
         return self.renewed_at if self.work is None else max(self.renewed_at, self.work.renewed_at)
@@ -174,8 +179,8 @@ class Holdings:
         """Take in what the server says. Unknown frames, and those about tasks not held, are ignored."""
         held = self._held.get(frame.task_id)
         match frame.WhichOneof("body"):
-            case "ack" if held is not None and held.fence == frame.fence and held.work is not None:
-                held.work.acked(frame.number, frame.ack)
+            case "ack" if held is not None and held.fence == frame.fence:
+                self._acked(held, frame.number, frame.ack)
             case "task":
                 self._task(frame.task_id, frame.fence, frame.task)
             case "task_state" if held is not None and held.fence == frame.fence:
@@ -241,18 +246,17 @@ class Holdings:
         self._left.add(task)
 
     def start_over(self, run: Run) -> None:
-        """Drop the run but keep its task, and replay it from what the server has."""
+        """Drop the run but keep its task, and replay it from what the server has, once its frames are answered."""
         held = self._held.get(run.task_id)
         if held is None or held.work is not run:
             return
-        held.work, held.number = None, run.number
-        run.drop()
-        self._say(held, need_state=pb.NeedState())
+        held.work = None
+        held.reports = run.hand_over()
+        self._need_state(held)
 
     def rested(self) -> None:
         """Some work has come to rest: see whether the worker can leave, if it wants to."""
-        works = [held.work for held in self._held.values() if held.work is not None]
-        if self.is_draining and not self._acking and all(work.is_quiet for work in works):
+        if self.is_draining and not self._acking and all(held.is_quiet for held in self._held.values()):
             self.quiet.set()
 
     # For the worker.
@@ -300,8 +304,8 @@ class Holdings:
                 return  # not acknowledged: it goes back with our Goodbye
             held = _Held(task_id, fence, task, renewed_at=self.clock.now())
             self._held[task_id] = held
-        elif held.work is not None:
-            return  # it came twice
+        elif held.work is not None or not held.reports.all_acked:
+            return  # it came twice, or knows less than what is to be answered
         held.task = task
         if held.is_acked:
             self._begin(held)
@@ -361,7 +365,7 @@ class Holdings:
         if task.workflow.cached:
             if remembered is None or not _is_at(remembered, task.workflow):
                 self._forget(remembered)
-                self._say(held, need_state=pb.NeedState())
+                self._need_state(held)
                 return
             run = remembered
         else:
@@ -372,7 +376,7 @@ class Holdings:
                 return
             run = self._new_run(definition, task.key)
         held.work = run
-        run.attach(held.task_id, held.fence, task.workflow, held.number)
+        run.attach(held.task_id, held.fence, task.workflow, held.reports.number)
         held.task = pb.Task()  # its payloads are the run's by now
         earlier, held.resolved = held.resolved, []
         for resolved in earlier:
@@ -393,21 +397,45 @@ class Holdings:
 
     def _send_again(self, held: _Held) -> None:
         held.renew(self._greeted_at)
-        if held.work is not None:
-            for frame in held.work.unacked_frames():
-                self.send(frame)
-        elif held.task.handler.kind == pb.HANDLER_KIND_HOOK:
+        for frame in held.reports.unacked() if held.work is None else held.work.unacked_frames():
+            self.send(frame)
+        if held.work is None and held.task.handler.kind == pb.HANDLER_KIND_HOOK:
             self._acknowledge(held)
-        else:
+        elif held.work is None:
+            self._need_state(held)
+
+    def _need_state(self, held: _Held) -> None:
+        """Ask for all of a run's state. It has in it what is answered: else a body would be executed again."""
+        if held.reports.all_acked:
             self._say(held, need_state=pb.NeedState())
 
     def _say(self, held: _Held, **body: Any) -> None:
         self.send(pb.WorkerFrame(task_id=held.task_id, fence=held.fence, **body))
 
+    def _acked(self, held: _Held, number: int, ack: pb.Ack) -> None:
+        if held.work is not None:
+            held.work.acked(number, ack)
+        elif ack.released or ack.stop == pb.STOP_CANCEL:
+            self._remove(held)
+        else:
+            self._answered(held, number)
+
+    def _answered(self, held: _Held, number: int) -> None:
+        """A frame of a run that had to start over is answered, however: the next begins with what the server has."""
+        report = held.reports.answered(number)
+        if report is not None:
+            held.renew(report.sent_at)
+            self._need_state(held)
+            self.rested()
+
     def _refused(self, held: _Held | None, frame: pb.ServerFrame) -> None:
         reason = reason_name(frame.refused.reason)
         log(WARNING, "frame_refused task_id=%s reason=%s: %s", frame.task_id, reason, frame.refused.message)
-        if held is not None and held.work is not None and held.fence == frame.fence:
+        if held is None or held.fence != frame.fence:
+            return
+        if held.work is None:
+            self._answered(held, frame.number)
+        else:
             held.work.refused(frame.number, reason, frame.refused.message)
 
     def _cancel(self, held: _Held, cancel: pb.Cancel) -> None:

@@ -184,6 +184,13 @@ class Run:
         if was_held:
             self._host.let_go(self)
 
+    def hand_over(self) -> Reports:
+        """End the run in this process, and return its frames: they are to be answered, and set nothing off."""
+        reports, self._reports = self._reports, Reports()
+        reports.defuse()
+        self.drop()
+        return reports
+
     # What the worker asks.
 
     @property
@@ -197,11 +204,6 @@ class Run:
         if self._reports.has_news or not self._reports.all_acked or not self._is_resting:
             return False
         return not any(call.has_begun for call in self._calls.values())
-
-    @property
-    def number(self) -> int:
-        """The number of the last frame that was sent under this lease."""
-        return self._reports.number
 
     def unacked_frames(self) -> Iterator[pb.WorkerFrame]:
         """The frames to send again after a reconnect, in order."""
