@@ -249,8 +249,11 @@ class Walk:
 
     def prepare(self) -> None:
         """Register a worker, and create what the messages are about."""
-        WorkerServiceStub(self.channel).RegisterHandlers(workers_pb2.RegisterHandlersRequest(hello=hello()))
+        self._register()
         self._create("one")
+
+    def _register(self) -> None:
+        WorkerServiceStub(self.channel).RegisterHandlers(workers_pb2.RegisterHandlersRequest(hello=hello()))
 
     def _create(self, instance_id: str) -> None:
         request = workflows_pb2.CreateInstanceRequest(workflow="order", instance_id=instance_id)
@@ -258,6 +261,7 @@ class Walk:
 
     def lease(self) -> Lease:
         """A task of its own for this round."""
+        self._register()
         self._create(f"lease{self.number}")
         request = workers_pb2.ClaimTasksRequest(session_id=SESSION, max_tasks=1)
         found = WorkerServiceStub(self.channel).ClaimTasks(request).frames

@@ -9,6 +9,7 @@ import orjson
 from sqlalchemy import (
     ColumnElement,
     FromClause,
+    Integer,
     LargeBinary,
     Select,
     Table,
@@ -116,17 +117,39 @@ def take_snapshot(tx: Tx) -> None:
         tx.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
 
 
+PAYLOADS = ("params", "output", "result", "payload")
+"""Columns that can be large. Their texts come in a parameter of their own, one behind the other, and a row says where
+its text stands: in the text of the rows they would be copied for every column."""
+
+
 def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
     """A table made of one bound parameter, so that a batch of any size is one statement with one text.
 
-    The parameter is called `name` and holds what `as_rows` made.
+    The parameter is called `name` and holds what `as_rows` made; with payloads `with_payloads` makes both.
     """
-    given = bindparam(name, type_=Text())
-    if product == "postgresql":
-        described = [column(key, type_) for key, type_ in columns.items()]
-        records = func.json_to_recordset(cast(given, postgresql.JSON))
-        return records.table_valued(*described, name=name).render_derived(name=name, with_types=True)
-    each = func.json_each(given).table_valued("value", name=f"{name}_json")
+    read = _records if product == "postgresql" else _elements
+    places = {f"{key}_{part}": Integer() for key in columns if key in PAYLOADS for part in ("at", "size")}
+    given = read(name, {key: type_ for key, type_ in columns.items() if key not in PAYLOADS} | places)
+    if not places:
+        return given
+    texts = bindparam(f"{name}_payloads", type_=LargeBinary())
+
+    def text_of(key: str) -> ColumnElement[Any]:
+        part = func.substr(texts, given.c[f"{key}_at"], given.c[f"{key}_size"])
+        whole = func.convert_from(part, literal_column("'UTF8'")) if product == "postgresql" else cast(part, Text)
+        return type_coerce(whole, Text()).label(key)
+
+    return select(*(text_of(key) if key in PAYLOADS else given.c[key] for key in columns)).subquery(f"{name}_whole")
+
+
+def _records(name: str, columns: Mapping[str, TypeEngine[Any]]) -> FromClause:
+    described = [column(key, type_) for key, type_ in columns.items()]
+    records = func.json_to_recordset(cast(bindparam(name, type_=Text()), postgresql.JSON))
+    return records.table_valued(*described, name=name).render_derived(name=name, with_types=True)
+
+
+def _elements(name: str, columns: Mapping[str, TypeEngine[Any]]) -> FromClause:
+    each = func.json_each(bindparam(name, type_=Text())).table_valued("value", name=f"{name}_json")
     parts = [
         type_coerce(func.json_extract(each.c.value, f"$.{key}"), type_).label(key) for key, type_ in columns.items()
     ]
@@ -136,6 +159,22 @@ def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
 def as_rows(items: Iterable[Mapping[str, Any]]) -> str:
     """The value of a `rows` parameter."""
     return orjson.dumps(list(items)).decode()
+
+
+def with_payloads(name: str, items: Iterable[Mapping[str, Any]]) -> dict[str, str | bytes]:
+    """The parameters of `rows` with payloads."""
+    texts: list[bytes] = []
+    given, end = [], 1
+    for item in items:
+        row = dict(item)
+        for key in PAYLOADS:
+            text = row.pop(key, None)
+            if text is not None:
+                texts.append(text.encode())
+                row |= {f"{key}_at": end, f"{key}_size": len(texts[-1])}
+                end += len(texts[-1])
+        given.append(row)
+    return {name: as_rows(given), f"{name}_payloads": b"".join(texts)}
 
 
 # ---- lookups

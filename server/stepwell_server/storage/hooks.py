@@ -84,8 +84,8 @@ class HookEnd:
 
 def insert(tx: Tx, births: Sequence[HookBirth]) -> set[int]:
     """Store new hooks, in the order of their keys, and return the numbers of those that were not there yet."""
-    rows = dialect.as_rows(map(_birth_row, births))
-    return set(tx.execute(_insert_sql(dialect.product(tx)), {"fresh": rows}).scalars())
+    fresh = dialect.with_payloads("fresh", map(_birth_row, births))
+    return set(tx.execute(_insert_sql(dialect.product(tx)), fresh).scalars())
 
 
 @cache

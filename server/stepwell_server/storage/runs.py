@@ -179,8 +179,8 @@ def next_timer(tx: Tx) -> Micros | None:
 
 def save_steps(tx: Tx, changed: Iterable[tuple[RunRef, Step]]) -> None:
     """Store steps, new ones and changed ones alike."""
-    rows = dialect.as_rows(_ref_row(run) | _step_row(step) for run, step in changed)
-    tx.execute(_save_sql(dialect.product(tx)), {"after": rows})
+    after = dialect.with_payloads("after", (_ref_row(run) | _step_row(step) for run, step in changed))
+    tx.execute(_save_sql(dialect.product(tx)), after)
 
 
 @cache
@@ -196,8 +196,8 @@ def _save_sql(product: str) -> Any:
 
 def insert_events(tx: Tx, sent: Sequence[SentEvent]) -> None:
     """Store new events. A request id that another transaction took meanwhile is met by looking again."""
-    fresh = dialect.as_rows(map(_event_row, sent))
-    stored = tx.execute(_insert_events_sql(dialect.product(tx)), {"fresh": fresh}).all()
+    fresh = dialect.with_payloads("fresh", map(_event_row, sent))
+    stored = tx.execute(_insert_events_sql(dialect.product(tx)), fresh).all()
     if len(stored) < len(sent):
         raise LostRace
 

@@ -187,8 +187,8 @@ def insert(tx: Tx, new: Sequence[NewTask], at: Stamp) -> dict[TaskKey, Task]:
     """Store new tasks, in the order of their keys. One whose (handler, key) has a task already is left out."""
     unnumbered = sum(one.id is None for one in new)
     numbers = iter(dialect.draw_numbers(tx, unnumbered) if unnumbered else ())
-    fresh = dialect.as_rows(_new_row(one, next(numbers) if one.id is None else one.id, at) for one in new)
-    stored = tx.execute(_insert_sql(dialect.product(tx)), {"fresh": fresh})
+    rows = (_new_row(one, next(numbers) if one.id is None else one.id, at) for one in new)
+    stored = tx.execute(_insert_sql(dialect.product(tx)), dialect.with_payloads("fresh", rows))
     return {(task.handler, task.key): task for task in map(from_row, stored)}
 
 

@@ -113,8 +113,8 @@ class Fate:
 def insert(tx: Tx, births: Sequence[Birth]) -> set[int]:
     """Store new instances, in the order of their keys, and return the numbers of those that were not there yet."""
     columns = {column.name: column.type for column in workflow_instances.columns}
-    rows = dialect.as_rows(_birth_row(one) for one in births)
-    stored = set(tx.execute(_insert_sql(dialect.product(tx), tuple(columns)), {"fresh": rows}).scalars())
+    fresh = dialect.with_payloads("fresh", map(_birth_row, births))
+    stored = set(tx.execute(_insert_sql(dialect.product(tx), tuple(columns)), fresh).scalars())
     labels = [row for one in births if one.id in stored for row in _label_rows(one)]
     if labels:
         tx.execute(_insert_labels_sql(dialect.product(tx)), {"fresh": dialect.as_rows(labels)})
@@ -183,7 +183,7 @@ def _started(row: Row[Any]) -> Started:
 
 def end(tx: Tx, ends: Iterable[End]) -> dict[int, Row[Any]]:
     """Write how instances ended, and return their rows, for whoever wants to know (`from_row`)."""
-    stored = tx.execute(_end_sql(dialect.product(tx)), {"after": dialect.as_rows(map(_end_row, ends))})
+    stored = tx.execute(_end_sql(dialect.product(tx)), dialect.with_payloads("after", map(_end_row, ends)))
     return {row.id: row for row in stored}
 
 
