@@ -179,3 +179,14 @@ def test_a_workflow_that_is_not_async_or_yields_is_refused_where_it_is_written()
     for function in (plain, generator):
         with pytest.raises(TypeError, match="'order' is not async"):
             workflow("order")(function)  # type: ignore[type-var]
+
+
+def test_a_class_whose_run_is_not_async_is_refused_when_it_is_registered() -> None:
+    class Order(WorkflowEntrypoint[Any, Any]):
+        name = "order"
+
+        def run(self, event: Any, step: Any) -> Any:  # type: ignore[override]
+            return None
+
+    with pytest.raises(TypeError, match="'order' is not async"):
+        App(workflows=[Order])

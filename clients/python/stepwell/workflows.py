@@ -99,8 +99,7 @@ def workflow(
         raise TypeError('a workflow has a name: write @workflow("...")')
 
     def define(function: Callable[[WorkflowEvent[P], WorkflowStep], Awaitable[R]]) -> WorkflowDefinition[P, R]:
-        if not is_async(function):
-            raise TypeError(f"the workflow {name!r} is not async: write async def, without yield")
+        _check_async(name, function)
         params_type, result_type = _hinted_types(function)
         return WorkflowDefinition(
             _checked_name(name), first_line(function.__doc__), params_type, result_type, lambda _client: function
@@ -118,6 +117,7 @@ def definition_of(workflow: AnyWorkflow) -> WorkflowDefinition[Any, Any]:
     name = getattr(workflow, "name", None)
     if not isinstance(name, str):
         raise TypeError(f'give the workflow class {workflow.__name__} a name: name = "..."')
+    _check_async(name, workflow.run)
     params_type, result_type = _declared_types(workflow)
     return WorkflowDefinition(
         _checked_name(name), first_line(workflow.__dict__.get("__doc__")), params_type, result_type, _program(workflow)
@@ -131,6 +131,11 @@ def _program(cls: type[WorkflowEntrypoint[Any, Any]]) -> Callable[[Client | None
         return entrypoint.run
 
     return program
+
+
+def _check_async(name: str, function: Callable[..., Any]) -> None:
+    if not is_async(function):
+        raise TypeError(f"the workflow {name!r} is not async: write async def, without yield")
 
 
 def _checked_name(name: str) -> str:
