@@ -135,6 +135,9 @@ class LimitSettings(BaseModel):
     pending_events: int = Field(
         _LIMITS.pending_events, ge=1, le=1_000_000, title="N", description="most undelivered events of an instance"
     )
+    handlers: int = Field(
+        _LIMITS.handlers, ge=1, le=1_000_000, title="N", description="most names of handlers in a namespace"
+    )
     timer: Seconds = Field(timedelta(days=365), gt=timedelta(0), title="SECONDS", description="longest sleep or wait")
     streams_per_principal: int = Field(
         _LIMITS.streams_per_principal, ge=1, le=1_000_000, title="N", description="most open streams of one caller"

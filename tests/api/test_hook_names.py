@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
+from stepwell.errors import CallFailed
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1.errors_pb2 import ERROR_REASON_HANDLER_LIMIT
 from tests.api.conftest import Hire
-from tests.support.servers import Served
-from tests.support.triggers import Triggers, at, retry, status_of
+from tests.support.errors import refusal
+from tests.support.flows import Flows
+from tests.support.servers import Served, StartServer
+from tests.support.triggers import Triggers, at, item, retry, status_of
+from tests.support.workers import UnaryWorker
 
 DAY = 86_400.0
 
@@ -82,3 +89,38 @@ async def test_a_name_that_cannot_be_is_not_hosted(hire: Hire, name: str) -> Non
 
     assert end is not None
     assert end.reason == "INVALID_HOOK_NAME"
+
+
+async def test_a_namespace_has_so_many_names_and_those_that_it_has_go_on(
+    start_server: StartServer, database_url: str, hire_at: Hire
+) -> None:
+    server = await start_server(database_url, limits={"handlers": 2}, webhooks=True)
+    worker, hooks = await hire_at(server, hooks=("note",)), Triggers(server.channel)
+
+    told = [
+        await refusal(hooks.put("https://receiver.example.com/", "new")),
+        await refusal(UnaryWorker(server.channel, ("new",)).register()),
+    ]
+    new, known = await hooks.trigger_many(item("one", "new"), item("two", "note"))
+    with pytest.raises(CallFailed) as hello:
+        await (await hire_at(server, "order", "new", connect=False)).connect()
+
+    assert {(one.code.name, one.reason, one.metadata["limit"]) for one in told} == {
+        ("RESOURCE_EXHAUSTED", "HANDLER_LIMIT", "2")
+    }
+    assert (new.error.reason, hello.value.reason) == (ERROR_REASON_HANDLER_LIMIT, "HANDLER_LIMIT")
+    assert (known.hook.hook_id, (await worker.take()).hook.attempt) == ("two", 1)
+    assert await hooks.put("https://receiver.example.com/", "note")
+    assert await UnaryWorker(server.channel).register()
+    assert await Flows(server.channel).create("fine")
+
+
+async def test_names_that_come_at_once_are_no_more_than_a_namespace_may_have(
+    start_server: StartServer, database_url: str
+) -> None:
+    server = await start_server(database_url, limits={"handlers": 5})
+    hooks = Triggers(server.channel)
+
+    results = await asyncio.gather(*(hooks.trigger_many(item(name=f"n{number}")) for number in range(20)))
+
+    assert sum(result.HasField("hook") for (result,) in results) == 5

@@ -171,6 +171,12 @@ async def _(on: Stage) -> Any:
         await on.flows.event("one", "go")
 
 
+@case("HANDLER_LIMIT", limits={"handlers": 2})
+async def _(on: Stage) -> Any:
+    results = await on.triggers.trigger_many(*(item(name=name) for name in ("a", "b", "c")))
+    return of_item(results[2].error)
+
+
 @case("HOOK_ID_ALREADY_EXISTS")
 async def _(on: Stage) -> Any:
     results = await on.triggers.trigger_many(item("one"), item("one"))

@@ -99,6 +99,7 @@ CALLS: dict[Callable[..., Any], Call] = {
     handlers.next_wakes: lambda tx: [handlers.next_wakes(tx), handlers.next_wakes(tx, [ORDER, NOTE])],
     handlers.next_wakes_in: lambda tx: handlers.next_wakes_in(tx, "default"),
     handlers.note: lambda tx: handlers.note(tx, [ORDER, NOTE]),
+    handlers.admit: lambda tx: handlers.admit(tx, "new", [Handler("new", TaskKind.HOOK, "new")], 5000),
     handlers.register: lambda tx: handlers.register(tx, map(Registration, [ORDER, NOTE])),
     hooks.cancel: lambda tx: hooks.cancel(tx, _HOOK, 1),
     hooks.end: lambda tx: hooks.end(tx, map(_end, IDS)),
@@ -196,7 +197,10 @@ CALLS: dict[Callable[..., Any], Call] = {
     workflows.start: lambda tx: workflows.start(tx, IDS, 1),
 }
 
-_ONCE = {"migrate", "upgrade", "check", "create", "configuration", "version", "lock_migrations", "check_encoding"}
+_ONCE = {
+    *("migrate", "upgrade", "check", "create", "configuration", "version", "lock_migrations"),
+    *("check_encoding", "check_file"),
+}
 """What is asked when a server starts, of tables with one row."""
 _NO_TABLE = {"product", "take_snapshot"}
 

@@ -90,6 +90,9 @@ const (
 	// RESOURCE_EXHAUSTED: this principal makes more calls a second than it may. RetryInfo says when to come back. Metadata:
 	// "limit" in calls a second.
 	ErrorReason_ERROR_REASON_RATE_LIMITED ErrorReason = 36
+	// RESOURCE_EXHAUSTED: the namespace has as many names of handlers as it may have, and this call brings another. Names that
+	// it has go on working. Metadata: "limit".
+	ErrorReason_ERROR_REASON_HANDLER_LIMIT ErrorReason = 37
 	// UNAUTHENTICATED: no credential (metadata "authorization: Bearer TOKEN"), or one that is not, or no longer, valid.
 	ErrorReason_ERROR_REASON_UNAUTHENTICATED ErrorReason = 40
 	// PERMISSION_DENIED: a valid credential without the right to do this here. Metadata: "category".
@@ -218,6 +221,7 @@ var (
 		34:  "ERROR_REASON_SERVER_DEADLINE",
 		35:  "ERROR_REASON_CONFLICT",
 		36:  "ERROR_REASON_RATE_LIMITED",
+		37:  "ERROR_REASON_HANDLER_LIMIT",
 		40:  "ERROR_REASON_UNAUTHENTICATED",
 		41:  "ERROR_REASON_PERMISSION_DENIED",
 		50:  "ERROR_REASON_NAMESPACE_NOT_FOUND",
@@ -288,6 +292,7 @@ var (
 		"ERROR_REASON_SERVER_DEADLINE":            34,
 		"ERROR_REASON_CONFLICT":                   35,
 		"ERROR_REASON_RATE_LIMITED":               36,
+		"ERROR_REASON_HANDLER_LIMIT":              37,
 		"ERROR_REASON_UNAUTHENTICATED":            40,
 		"ERROR_REASON_PERMISSION_DENIED":          41,
 		"ERROR_REASON_NAMESPACE_NOT_FOUND":        50,
@@ -449,7 +454,7 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\bmetadata\x18\x04 \x03(\v2$.stepwell.v1.ItemError.MetadataEntryR\bmetadata\x1a;\n" +
 	"\rMetadataEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
-	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\x89\x13\n" +
+	"\x05value\x18\x02 \x01(\tR\x05value:\x028\x01*\xa9\x13\n" +
 	"\vErrorReason\x12\x1c\n" +
 	"\x18ERROR_REASON_UNSPECIFIED\x10\x00\x12\x19\n" +
 	"\x15ERROR_REASON_INTERNAL\x10\x01\x12\"\n" +
@@ -474,7 +479,8 @@ const file_stepwell_v1_errors_proto_rawDesc = "" +
 	"\x19ERROR_REASON_STREAM_LIMIT\x10!\x12 \n" +
 	"\x1cERROR_REASON_SERVER_DEADLINE\x10\"\x12\x19\n" +
 	"\x15ERROR_REASON_CONFLICT\x10#\x12\x1d\n" +
-	"\x19ERROR_REASON_RATE_LIMITED\x10$\x12 \n" +
+	"\x19ERROR_REASON_RATE_LIMITED\x10$\x12\x1e\n" +
+	"\x1aERROR_REASON_HANDLER_LIMIT\x10%\x12 \n" +
 	"\x1cERROR_REASON_UNAUTHENTICATED\x10(\x12\"\n" +
 	"\x1eERROR_REASON_PERMISSION_DENIED\x10)\x12$\n" +
 	" ERROR_REASON_NAMESPACE_NOT_FOUND\x102\x12)\n" +

@@ -36,6 +36,7 @@ CODES: dict[type[errors.StepwellError], StatusCode] = {
     errors.ServerBusy: StatusCode.RESOURCE_EXHAUSTED,
     errors.StreamLimit: StatusCode.RESOURCE_EXHAUSTED,
     errors.RateLimited: StatusCode.RESOURCE_EXHAUSTED,
+    errors.HandlerLimit: StatusCode.RESOURCE_EXHAUSTED,
     errors.ServerDeadline: StatusCode.DEADLINE_EXCEEDED,
     errors.Unauthenticated: StatusCode.UNAUTHENTICATED,
     errors.PermissionDenied: StatusCode.PERMISSION_DENIED,

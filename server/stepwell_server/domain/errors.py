@@ -37,6 +37,7 @@
     ├── ServerBusy                    come back after `retry_after`
     ├── StreamLimit
     ├── RateLimited
+    ├── HandlerLimit
     ├── ServerDeadline
     ├── Unauthenticated
     ├── PermissionDenied
@@ -180,6 +181,10 @@ class StreamLimit(StepwellError):
 
 class RateLimited(StepwellError):
     reason = "RATE_LIMITED"
+
+
+class HandlerLimit(StepwellError):
+    reason = "HANDLER_LIMIT"
 
 
 class ServerDeadline(StepwellError):

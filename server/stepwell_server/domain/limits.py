@@ -17,6 +17,8 @@ class Limits:
     batch_items: int = 100
     steps_per_run: int = 1024
     pending_events: int = 10_000
+    handlers: int = 5000
+    """Names in a namespace that work is addressed to."""
     page_size: int = 100
     timer: Micros = 365 * DAY
     streams_per_principal: int = 200

@@ -44,6 +44,7 @@ class Hooks:
             new = replace(new, key=replace(new.key, hook_id=uuid4().hex))
         new.check()
         await self.intake.check_payload(new.key.namespace, "payload", new.payload)
+        await self.spine.registry.name(new.handler)
         return new
 
     def call(self, new: NewHook, item: Item) -> TriggerHook:

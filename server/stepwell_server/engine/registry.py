@@ -9,7 +9,7 @@ from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.namespaces import NamespaceLimits
 from stepwell_server.domain.tasks import Handler
 from stepwell_server.storage import handlers, namespaces
-from stepwell_server.storage.database import READ, Database
+from stepwell_server.storage.database import READ, Database, Tx
 
 FRESH = 5.0
 """Seconds for which the limits of a namespace are believed."""
@@ -22,6 +22,7 @@ class Registry:
         self._db = db
         self.limits = limits
         self._known: set[Handler] = set()
+        self._named: set[Handler] = set()
         self.namespaces: dict[str, NamespaceLimits] = {}
         """Limits of the namespaces that were asked for, with the server's where they set none."""
         self._believed_until: dict[str, float] = {}
@@ -38,6 +39,18 @@ class Registry:
             await self.limits_of(handler.namespace)
             raise WorkflowNotFound("no worker has registered this workflow", workflow=handler.name)
         self._known.add(handler)
+
+    async def name(self, handler: Handler) -> None:
+        """Give hooks of a name a handler, whoever may host it; refuse one name too many."""
+        if handler in self._named:
+            return
+
+        def work(tx: Tx) -> None:
+            handlers.admit(tx, handler.namespace, [handler], self.limits.handlers)
+            handlers.note(tx, [handler])
+
+        await self._db.run_tx(work)
+        self._named.add(handler)
 
     async def limits_of(self, namespace: str) -> NamespaceLimits:
         """The limits of a namespace, with the server's where it sets none. One that does not exist is refused."""

@@ -14,11 +14,10 @@ from stepwell_server.engine.deliveries import new_secret
 from stepwell_server.engine.groups import Committed
 from stepwell_server.engine.requests import Request
 from stepwell_server.engine.spine import Spine
-from stepwell_server.storage import requests
+from stepwell_server.storage import handlers, requests
 from stepwell_server.storage import targets as store
 from stepwell_server.storage import tasks as task_store
 from stepwell_server.storage.database import READ, Tx
-from stepwell_server.storage.handlers import next_wakes
 from stepwell_server.storage.paging import PageTokens
 
 
@@ -47,6 +46,7 @@ class Targets:
 
         def work(tx: Tx) -> str:
             known = store.get(tx, namespace, name)
+            handlers.admit(tx, namespace, [store.handler_of(namespace, name)], self.spine.registry.limits.handlers)
             chosen = given or (known.secrets if known else (fresh,))
             store.put(tx, namespace, name, url, chosen)
             return fresh.fingerprint if fresh in chosen else ""
@@ -98,7 +98,8 @@ class Targets:
 
 def changed(tx: Tx, handler: Handler, mark: int) -> Committed:
     """What a transaction changed that let a handler do more, or less, than before."""
-    return Committed(frozenset([handler]), task_store.stamp(tx), wakes=tuple(next_wakes(tx, [handler])), mark=mark)
+    at, wakes = task_store.stamp(tx), tuple(handlers.next_wakes(tx, [handler]))
+    return Committed(frozenset([handler]), at, wakes=wakes, mark=mark)
 
 
 def _not_found(name: str) -> HookTargetNotFound:

@@ -208,7 +208,7 @@ class Workers:
         if namespaces.get(tx, session.namespace) is None:
             raise NamespaceNotFound("there is no such namespace", namespace=session.namespace)
         if hello.hosted:
-            handlers.register(tx, hello.hosted)
+            self._register(tx, session, hello)
         number = sessions.connect(tx, session)
         mine = store.lock_held(tx, session.session_id)
         at = store.stamp(tx)
@@ -221,6 +221,10 @@ class Workers:
             before = {task.id: task for task in mine}
             workflows.copy_status(tx, changed_statuses(before, returned), at.now)
         return number, kept, returned, at
+
+    def _register(self, tx: Tx, session: Session, hello: Hello) -> None:
+        handlers.admit(tx, session.namespace, session.handlers, self._spine.registry.limits.handlers)
+        handlers.register(tx, hello.hosted)
 
     # ---- without a stream
 
@@ -235,7 +239,7 @@ class Workers:
                 raise SessionHasStream("this session is connected by a stream")
             if namespaces.get(tx, session.namespace) is None:
                 raise NamespaceNotFound("there is no such namespace", namespace=session.namespace)
-            handlers.register(tx, hello.hosted)
+            self._register(tx, session, hello)
             return sessions.connect(tx, session)
 
         return await self._spine.db.run_tx(work)

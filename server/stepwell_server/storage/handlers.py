@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -29,9 +29,11 @@ from sqlalchemy import (
 from sqlalchemy.types import TypeEngine
 
 from stepwell_server.domain.engine_events import EngineEventName
+from stepwell_server.domain.errors import HandlerLimit
 from stepwell_server.domain.tasks import Handler, Registration, TaskKind, TaskStatus
 from stepwell_server.domain.times import Micros
 from stepwell_server.storage import dialect
+from stepwell_server.storage import namespaces as namespaces_store
 from stepwell_server.storage.clock import db_now
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.paging import Position, beyond
@@ -85,12 +87,27 @@ def limit(tx: Tx, handler: Handler, *, concurrency: int | None, is_paused: bool 
 def register(tx: Tx, hosted: Iterable[Registration]) -> None:
     """Store what a worker hosts. A repeated registration changes nothing."""
     told = {one.handler: one for one in hosted}
-    for row in tx.execute(_known_sql(dialect.product(tx)), {"wanted": as_rows(told)}):
+    for row in _known(tx, told):
         if row.registered_at is not None and row.description == told[from_row(row)].description:
             del told[from_row(row)]
     if told:  # who writes waits for all claims of these that are under way
         rows = [as_row(one.handler) | {"description": one.description} for one in told.values()]
         tx.execute(_register_sql(dialect.product(tx)), {"fresh": dialect.as_rows(rows)})
+
+
+def admit(tx: Tx, namespace: str, wanted: Collection[Handler], most: int) -> None:
+    """Refuse new names beyond so many in a namespace, which no other transaction adds to until this one ends."""
+    if len(_known(tx, wanted)) == len(wanted):
+        return
+    namespaces_store.lock(tx, namespace)
+    fresh = len(wanted) - len(_known(tx, wanted))
+    named = tx.execute(select(func.count()).select_from(handlers).where(handlers.c.namespace == namespace)).scalar_one()
+    if fresh and named + fresh > most:
+        raise HandlerLimit(f"a namespace has at most {most} names of handlers, and this would be too many", limit=most)
+
+
+def _known(tx: Tx, wanted: Iterable[Handler]) -> Sequence[Row[Any]]:
+    return tx.execute(_known_sql(dialect.product(tx)), {"wanted": as_rows(wanted)}).all()
 
 
 @cache

@@ -94,6 +94,10 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     """RESOURCE_EXHAUSTED: this principal makes more calls a second than it may. RetryInfo says when to come back. Metadata:
     "limit" in calls a second.
     """
+    ERROR_REASON_HANDLER_LIMIT: _ErrorReason.ValueType  # 37
+    """RESOURCE_EXHAUSTED: the namespace has as many names of handlers as it may have, and this call brings another. Names that
+    it has go on working. Metadata: "limit".
+    """
     ERROR_REASON_UNAUTHENTICATED: _ErrorReason.ValueType  # 40
     """UNAUTHENTICATED: no credential (metadata "authorization: Bearer TOKEN"), or one that is not, or no longer, valid."""
     ERROR_REASON_PERMISSION_DENIED: _ErrorReason.ValueType  # 41
@@ -262,6 +266,10 @@ ERROR_REASON_CONFLICT: ErrorReason.ValueType  # 35
 ERROR_REASON_RATE_LIMITED: ErrorReason.ValueType  # 36
 """RESOURCE_EXHAUSTED: this principal makes more calls a second than it may. RetryInfo says when to come back. Metadata:
 "limit" in calls a second.
+"""
+ERROR_REASON_HANDLER_LIMIT: ErrorReason.ValueType  # 37
+"""RESOURCE_EXHAUSTED: the namespace has as many names of handlers as it may have, and this call brings another. Names that
+it has go on working. Metadata: "limit".
 """
 ERROR_REASON_UNAUTHENTICATED: ErrorReason.ValueType  # 40
 """UNAUTHENTICATED: no credential (metadata "authorization: Bearer TOKEN"), or one that is not, or no longer, valid."""

@@ -90,6 +90,11 @@ export enum ErrorReason {
    * "limit" in calls a second.
    */
   ERROR_REASON_RATE_LIMITED = 36,
+  /**
+   * ERROR_REASON_HANDLER_LIMIT - RESOURCE_EXHAUSTED: the namespace has as many names of handlers as it may have, and this call brings another. Names that
+   * it has go on working. Metadata: "limit".
+   */
+  ERROR_REASON_HANDLER_LIMIT = 37,
   /** ERROR_REASON_UNAUTHENTICATED - UNAUTHENTICATED: no credential (metadata "authorization: Bearer TOKEN"), or one that is not, or no longer, valid. */
   ERROR_REASON_UNAUTHENTICATED = 40,
   /** ERROR_REASON_PERMISSION_DENIED - PERMISSION_DENIED: a valid credential without the right to do this here. Metadata: "category". */
@@ -282,6 +287,9 @@ export function errorReasonFromJSON(object: any): ErrorReason {
     case 36:
     case "ERROR_REASON_RATE_LIMITED":
       return ErrorReason.ERROR_REASON_RATE_LIMITED;
+    case 37:
+    case "ERROR_REASON_HANDLER_LIMIT":
+      return ErrorReason.ERROR_REASON_HANDLER_LIMIT;
     case 40:
     case "ERROR_REASON_UNAUTHENTICATED":
       return ErrorReason.ERROR_REASON_UNAUTHENTICATED;
@@ -472,6 +480,8 @@ export function errorReasonToJSON(object: ErrorReason): string {
       return "ERROR_REASON_CONFLICT";
     case ErrorReason.ERROR_REASON_RATE_LIMITED:
       return "ERROR_REASON_RATE_LIMITED";
+    case ErrorReason.ERROR_REASON_HANDLER_LIMIT:
+      return "ERROR_REASON_HANDLER_LIMIT";
     case ErrorReason.ERROR_REASON_UNAUTHENTICATED:
       return "ERROR_REASON_UNAUTHENTICATED";
     case ErrorReason.ERROR_REASON_PERMISSION_DENIED:
