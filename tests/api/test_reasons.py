@@ -316,11 +316,11 @@ async def _(on: Stage) -> Any:
 
 @case("SLOW_CONSUMER")
 async def _(on: Stage) -> Any:
-    on.patch(streams, "WRITE_LIMIT", 0.1)
     deaf = WorkerServiceStub(on.channel).Connect()
     hello = HandWorker(on.channel).hello(handlers=handlers("deaf"), worker_id="deaf")
     await deaf.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=hello), grant(20)]))
     await _until_hosted(on, "deaf")
+    on.patch(streams, "WRITE_LIMIT", 0.1)
     for _ in range(8):
         await Flows(on.channel, "deaf").create(params=LARGE[:1_000_000] + '"')
     await _until_gone(on, "deaf")

@@ -16,7 +16,7 @@ from stepwell_server.api import streams
 from stepwell_server.api import watches as stream
 from stepwell_server.api.access import AllowAll, Category, Principal
 from tests.api.conftest import Hire
-from tests.api.test_worker_stream import REVOCABLE, Revocable
+from tests.api.test_worker_stream import REVOCABLE, Revocable, until_cut
 from tests.support.flows import Flows, status_name
 from tests.support.frames import done, finish, suspend, wait_for
 from tests.support.patience import PATIENCE
@@ -410,39 +410,24 @@ async def test_a_stream_follows_so_many_instances_and_no_more(
     assert (await watch.change()).instance.instance_id == "c"
 
 
-async def test_a_client_that_never_reads_states_is_cut_off(
-    server: Served, watch: Watch, flows: Flows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "WRITE_LIMIT", 0.1)
+async def test_a_client_that_never_reads_states_is_cut_off(server: Served, worker: HandWorker, flows: Flows) -> None:
+    await worker.goodbye()  # the workflow is registered
     names = [f"i{number}" for number in range(8)]
     for name in names:
         await flows.create(name, '"' + "x" * 1_000_000 + '"')
 
-    await watch.add(*names)
-    await until_cut(server)
+    async with watching(flows) as watch:
+        async with until_cut(server):
+            await watch.add(*names)
 
-    assert (await watch.end()).reason == "SLOW_CONSUMER"
+        assert (await watch.end()).reason == "SLOW_CONSUMER"
 
 
-async def test_a_client_that_asks_and_never_reads_is_cut_off(
-    server: Served, watch: Watch, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(streams, "WRITE_LIMIT", 0.1)
+async def test_a_client_that_asks_and_never_reads_is_cut_off(server: Served, flows: Flows) -> None:
+    async with watching(flows) as watch, until_cut(server):
+        asking = asyncio.create_task(watch.flood(*(f"nobody-{number}" for number in range(1000))))
 
-    asking = asyncio.create_task(watch.flood(*(f"nobody-{number}" for number in range(1000))))
-    await until_cut(server)
-
-    watch.cancel()
     await asyncio.wait([asking])
-
-
-async def until_cut(server: Served) -> None:
-    """Return once the server has ended the stream, and only the worker's is left."""
-    opened = server.app._admission._streams
-    async with asyncio.timeout(PATIENCE):
-        for wanted in (2, 1):
-            while opened.total != wanted:
-                await asyncio.sleep(0.005)
 
 
 async def test_a_credential_that_expires_ends_the_stream_although_much_changes(

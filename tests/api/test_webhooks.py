@@ -19,12 +19,10 @@ from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows
 from tests.support.frames import finish, returned
+from tests.support.patience import PATIENCE
 from tests.support.receivers import Answer, Receiver, http, receiving
 from tests.support.servers import Served, StartServer, start_in_process
 from tests.support.triggers import Triggers, at, item, retry, status_of, until_known
-
-SOON = 10.0
-"""Seconds within which a delivery comes, or does not come."""
 
 
 @pytest.fixture
@@ -81,7 +79,7 @@ class Gate:
 
 async def until(condition: Callable[[], bool]) -> None:
     """Return once it holds."""
-    async with asyncio.timeout(SOON):
+    async with asyncio.timeout(PATIENCE):
         while not condition():
             await asyncio.sleep(0.005)
 

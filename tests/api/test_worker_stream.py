@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from typing import Any
 
 import grpc
@@ -275,17 +277,17 @@ async def test_a_flood_of_empty_messages_counts_too(
 
 
 async def test_a_worker_that_never_reads_is_cut_off_and_its_tasks_go_to_others(
-    start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+    start_server: StartServer, sqlite_url: str, hire_at: Hire
 ) -> None:
-    monkeypatch.setattr(streams, "WRITE_LIMIT", 0.1)
     server = await start_server(sqlite_url, leases={"reconnect_grace": 0})
-    worker = HandWorker(server.channel)
     stream = WorkerServiceStub(server.channel).Connect()
-    await stream.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=worker.hello()), grant(20)]))
+    hello = HandWorker(server.channel).hello()
+    await stream.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=hello), grant(20)]))
     flows, large = Flows(server.channel), '"' + "x" * 1_000_000 + '"'
     await worker_is_known(server)
-    for number in range(8):
-        await flows.create(f"i{number}", large)
+    async with until_cut(server):
+        for number in range(8):
+            await flows.create(f"i{number}", large)
 
     other = await hire_at(server, credit=8)
     keys = {(await other.take()).task.key for _ in range(8)}
@@ -295,6 +297,23 @@ async def test_a_worker_that_never_reads_is_cut_off_and_its_tasks_go_to_others(
         while await stream.read() is not grpc.aio.EOF:
             pass
     assert failure_of(caught.value).reason == "SLOW_CONSUMER"
+
+
+@asynccontextmanager
+async def until_cut(server: Served) -> AsyncIterator[None]:
+    """Once the only stream is there, send what is not read. Return when the server has ended the stream.
+
+    Only this stream gets so little time: another could not keep up with it on a busy machine, although it reads.
+    """
+    opened = server.app._admission._streams
+    async with asyncio.timeout(PATIENCE):
+        while opened.total != 1:
+            await asyncio.sleep(0.005)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(streams, "WRITE_LIMIT", 0.1)
+            yield
+            while opened.total:
+                await asyncio.sleep(0.005)
 
 
 async def worker_is_known(server: Served) -> None:

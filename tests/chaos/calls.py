@@ -63,6 +63,8 @@ class Caller:
     recorder: Recorder
     rng: random.Random
     hasty: float = 0.0
+    waits: bool = False
+    """Calls wait for a connection: one that was lost is made again only after a pause."""
     process: str = "driver"
     _numbers: count[int] = field(default_factory=count)
 
@@ -104,7 +106,7 @@ class Caller:
         self.recorder.record(Call(**about, phase="invoke", mono_ns=now_ns(), value=value or {}))
         try:
             async with asyncio.timeout(seconds + 1):
-                reply = await ask(_Timed(self._stubs[server], seconds))
+                reply = await ask(_Timed(self._stubs[server], seconds, self.waits))
         except aio.AioRpcError as error:
             failure = failure_of(error)
             phase: Any = "fail" if failure.code.name in REFUSED else "info"
@@ -121,14 +123,15 @@ class Caller:
 
 @dataclass(frozen=True)
 class _Timed:
-    """A stub whose calls have a deadline."""
+    """A stub whose calls have a deadline, and wait for a connection until then or fail at once without one."""
 
     stub: Any
     seconds: float
+    waits: bool
 
     def __getattr__(self, method: str) -> Callable[[Message], Awaitable[Any]]:
         call = getattr(self.stub, method)
-        return lambda request: call(request, timeout=self.seconds)
+        return lambda request: call(request, timeout=self.seconds, wait_for_ready=self.waits)
 
 
 class Services:

@@ -224,7 +224,7 @@ class Driver:
 
     async def _tail(self) -> None:
         """Ask every server, then have each store something, and see that it is executed. Nobody is hasty any more."""
-        self.caller.hasty = 0.0
+        self.caller.hasty, self.caller.waits = 0.0, True
         for server in self.servers:
             for _ in range(TAIL):
                 await self._get(self.rng.choice(self.orders).key, server)

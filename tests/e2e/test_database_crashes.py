@@ -18,6 +18,7 @@ from stepwell_server.engine import tasks as calls
 from stepwell_server.storage import migrate, requests
 from stepwell_server.storage.database import Database, Tx
 from stepwell_server.storage.requests import RequestKey
+from tests.support.patience import PATIENCE
 from tests.support.postgres import OwnPostgres, own_postgres
 from tests.support.servers import start_process
 from tests.support.spine import ANNA, ORDER, Spine, running, sweep_of
@@ -88,7 +89,6 @@ def effect(tx: Tx, request_id: str) -> str:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(180)
 async def test_ten_crashes_under_eight_writers() -> None:
     with own_postgres() as postgres:
         db = open_database(make_url(postgres.url))
@@ -124,7 +124,7 @@ def crash(postgres: OwnPostgres) -> None:
 async def progress(load: Load) -> None:
     """Wait until both kinds of writers have gone on."""
     tasks, calls_ = len(load.acknowledged) + 150, len(load.requests) + 150
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while len(load.acknowledged) < tasks or len(load.requests) < calls_:
             await asyncio.sleep(0.01)
 

@@ -18,6 +18,7 @@ import pytest
 
 from stepwell import Client, Instance
 from tests.support.commands import Running, start_command, stepwell, stepwell_process
+from tests.support.patience import PATIENCE
 from tests.support.servers import ServerProcess, start_process
 
 PROGRAM = """
@@ -148,7 +149,7 @@ def hosting(server: ServerProcess, folder: Path) -> AbstractAsyncContextManager[
 
 
 async def until_said(running: Running, text: str, times: int) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while len([line for line in running.lines if text in line]) < times:
             await asyncio.sleep(0.02)
 

@@ -15,6 +15,7 @@ import pytest
 from stepwell import Client, StepEntry
 from stepwell_server import config
 from tests.support.commands import Running, start_command, start_program, stepwell_process
+from tests.support.patience import PATIENCE
 from tests.support.servers import start_process
 
 ROOT = Path(__file__).parents[2]
@@ -101,7 +102,7 @@ def survivors(server: str) -> AbstractAsyncContextManager[Running]:
 
 
 async def written(notes: Path, line: str) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while line not in lines_of(notes):
             await asyncio.sleep(0.01)
 

@@ -13,6 +13,7 @@ import pytest
 from stepwell import App, Client, Worker, hook
 from tests.e2e.test_workflow_command import Typed
 from tests.support.commands import stepwell_process
+from tests.support.patience import PATIENCE
 from tests.support.servers import Served
 
 LATER = "2999-01-01T00:00:00Z"
@@ -34,7 +35,7 @@ async def typed(sqlite_server: Served) -> AsyncIterator[Typed]:
 
 async def ended(typed: Typed, id: str) -> Any:
     """The hook as JSON, when it has ended."""
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(PATIENCE):
         while not (shown := await typed.json("hook", "get", id)).get("ended_at"):
             pass
     return shown

@@ -164,7 +164,7 @@ async def test_locked_runs_hold_up_nobody_else(replicas: tuple[Engine, Engine], 
     other = await here.begin(ANNA, "other")
     events = [(NewEvent(here.key(one.handed.task.key), "go", None), Item("", b"")) for one in stuck]
 
-    async with held_before_commit(there, there.workflows.send_events(events)), asyncio.timeout(0.9):
+    async with held_before_commit(there, there.workflows.send_events(events)):
         reporting = [asyncio.create_task(here.say(one, done("a"))) for one in stuck]
         await until(lambda: len(here.committer._slow) == count)
         for number in range(5):

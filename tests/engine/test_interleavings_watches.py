@@ -137,7 +137,7 @@ async def test_a_wait_for_the_end_is_answered_by_the_end(engine: Engine) -> None
         await engine.resume()
         assert not waiting.done()
         await engine.say(mine, FINISH)
-        async with asyncio.timeout(3):
+        async with asyncio.timeout(PATIENCE):
             ended = await waiting
 
     assert ended.status is InstanceStatus.COMPLETE

@@ -278,9 +278,10 @@ async def test_replicas_hear_of_each_others_commits(spines: tuple[Spine, Spine],
 async def test_lost_hints_are_noticed_and_come_back(spines: tuple[Spine, Spine], postgres_url: str, postgres) -> None:
     spine, other = spines
     replica = Replica(spine, PostgresqlHints(make_url(postgres_url)))
+    later = await other.schedule("later", run_at=await other.now() + HOUR)  # nobody hints: this spine has no relay
     async with replica.at_work():
-        while not replica.hints.working:
-            await asyncio.sleep(0.01)
+        await replica.until(lambda: replica.due_at() == later.run_at)  # the question of the first connection is over
+        missed = await other.schedule("missed")
         listening = (
             "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
             "WHERE datname = current_database() AND query LIKE 'LISTEN%'"
@@ -289,8 +290,7 @@ async def test_lost_hints_are_noticed_and_come_back(spines: tuple[Spine, Spine],
         while replica.hints.working:
             await asyncio.sleep(0.001)
 
-        task = await other.schedule()  # nobody hints: the other spine has no relay
-        await replica.until(lambda: replica.due_at() == task.run_at)  # found when listening begins again
+        await replica.until(lambda: replica.due_at() == missed.run_at)
         assert replica.hints.working
 
 

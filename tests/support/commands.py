@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from stepwell.cli.commands import run
+from tests.support.patience import PATIENCE
 
 PROGRAM = (sys.executable, "-m", "stepwell.cli")
 
@@ -115,7 +116,7 @@ class Running:
 
     async def says(self, text: str, times: int = 1) -> None:
         """Return once it has printed the text, in so many lines."""
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             while sum(text in line for line in self.lines) < times:
                 assert not self.has_ended, self.lines
                 await asyncio.sleep(0.02)
@@ -135,7 +136,7 @@ class Running:
     async def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Ask it to stop and return its exit code."""
         self.process.send_signal(number)
-        async with asyncio.timeout(30):
+        async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
 
 

@@ -17,6 +17,7 @@ from grpc import aio
 from stepwell.channel import open_channel
 from stepwell_server.app import Addresses, App, open_database
 from stepwell_server.config import Settings
+from tests.support.patience import PATIENCE
 
 LISTENING = re.compile(r"listening on (\S+) \(ops (\S+)\)")
 
@@ -71,7 +72,7 @@ class ServerProcess:
         """Ask it to go and return its exit code."""
         if self.process.returncode is None:
             self.kill(signal.SIGTERM)
-        async with asyncio.timeout(40):
+        async with asyncio.timeout(PATIENCE):
             return await self.process.wait()
 
     def channel(self) -> aio.Channel:
