@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Any
@@ -151,16 +152,37 @@ async def test_groups_are_small_while_namespaces_share_them_and_large_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     committer = Committer(None, RunRules(), lambda committed: None)  # type: ignore[arg-type]
-    for sender in (LOUD, QUIET, SERVER):
-        for number in range(1000):
-            committer.enqueue(Numbered(number), sender)
+    for number in range(3000):
+        committer.enqueue(Numbered(number), LOUD)
     assert len(committer._next_group()) == committers.GROUP_CALLS
 
     committer.enqueue(Numbered(1), OTHER)
-    assert len(committer._next_group()) == committers.SHARED_CALLS
-    assert len(committer._next_group()) == committers.SHARED_CALLS, "it may send again in a moment"
+    shared = [one.sender for one in committer._next_group()]
+    assert (shared.count(LOUD), shared.count(OTHER)) == (committers.SHARE, 1)
+    assert len(committer._next_group()) == committers.SHARE, "it may send again in a moment"
 
     monkeypatch.setattr(committers, "SHARED_FOR", 0.0)
     committer.enqueue(Numbered(2), OTHER)
     committer._next_group()
     assert len(committer._next_group()) == committers.GROUP_CALLS
+
+
+async def test_each_namespace_has_a_share_of_a_group_however_many_there_are() -> None:
+    committer = Committer(None, RunRules(), lambda committed: None)  # type: ignore[arg-type]
+    for namespace in range(20):
+        for number in range(100):
+            committer.enqueue(Numbered(number), Sender(str(namespace), "one"))
+
+    taken = Counter(one.sender.namespace for one in committer._next_group())
+
+    assert len(taken) == 20
+    assert set(taken.values()) <= {committers.SHARE - 1, committers.SHARE}
+
+
+async def test_large_calls_use_up_a_share_sooner() -> None:
+    committer = Committer(None, RunRules(), lambda committed: None)  # type: ignore[arg-type]
+    for number in range(100):
+        committer.enqueue(Numbered(number, 4 * committers.SHARE_BYTES), LOUD)
+    committer.enqueue(Numbered(1), OTHER)
+
+    assert [one.sender for one in committer._next_group()] == [LOUD, OTHER, LOUD]

@@ -9,6 +9,7 @@ the group is halved until it stands by itself. One that still loses against othe
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -31,8 +32,10 @@ from stepwell_server.engine.inbox import SERVER, Inbox, Sender, Waiting
 from stepwell_server.storage.database import Database, TxOptions
 
 GROUP_CALLS = 500
-SHARED_CALLS = 50
-"""Calls of a group while several namespaces send."""
+SHARE = 10
+"""Calls of each namespace in a group while several send: whoever comes then waits for a small one."""
+SHARE_BYTES = 8 * 1024
+"""Of a call, for which it counts as one more."""
 SHARED_FOR = 1.0
 """Seconds for which they are taken to do so."""
 GROUP_BYTES = 4 * 1024 * 1024
@@ -104,23 +107,26 @@ class Committer:
         """The next calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
         group: list[Waiting] = []
         behind: list[Waiting] = []
-        size, most = 0, self._most_calls()
-        while self._inbox and len(group) < most and (not group or size < GROUP_BYTES):
+        size, share, taken = 0, self._share(), Counter[str]()
+        while self._inbox and len(group) < GROUP_CALLS and (not group or size < GROUP_BYTES):
             waiting = self._inbox.take()
             if waiting.call.entity in self._slow:
                 behind.append(waiting)
                 continue
             group.append(waiting)
             size += waiting.call.size
+            taken[waiting.sender.namespace] += 1 + waiting.call.size // SHARE_BYTES
+            if taken[waiting.sender.namespace] >= share:  # as all others have, or they have no more
+                break
         self._inbox.put_back(behind)
         return group
 
-    def _most_calls(self) -> int:
-        """How many calls a group may have: few while namespaces share it, so that the turn of each comes soon."""
+    def _share(self) -> int:
+        """How much of a group one namespace may have: little while several send, so that each has its turn soon."""
         now = asyncio.get_running_loop().time()
         if self._inbox.is_shared:
             self._shared_until = now + SHARED_FOR
-        return SHARED_CALLS if now < self._shared_until else GROUP_CALLS
+        return SHARE if now < self._shared_until else GROUP_CALLS
 
     async def _commit(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""
