@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from typing import Any, NoReturn, TypeAlias
 
 PART = 4 * 1024
-"""Characters that are looked at at once, unless one number has more."""
+"""Characters that are looked at at once."""
 
 _HEX = r"[0-9a-fA-F]"
 _PAIR = rf"[dD][89abAB]{_HEX}{{2}}\\u[dD][c-fC-F]{_HEX}{{2}}"
@@ -23,6 +23,9 @@ _OTHER = re.compile(r"-?(?:0|[1-9][0-9]*+)(?:\.[0-9]++)?+(?:[eE][-+]?[0-9]++)?+|
 _SPACE = re.compile(r"[ \t\n\r]++")
 _WHOLE_STRINGS = re.compile(rf'(?:[^"]++|{_STRING.pattern})*+')
 _WORD = re.compile(r"[-+.0-9a-zA-Z]*+")
+_DIGITS = re.compile(r"([0-9]{2})[0-9]++")
+LONGEST_REST = 16
+"""Characters of a scalar behind the end of a part, with two of its digits in a row at most."""
 
 _TEXT, _ELSE = "\x01", "\x02"
 """The marks. JSON has neither of them, not even in a string."""
@@ -101,13 +104,19 @@ def _parse(text: str) -> int:
 
 
 def _parts(text: str) -> Iterator[tuple[str, int]]:
-    """The text in parts that cut no scalar in two, each with its length. A long string has empty ones."""
+    """The text in parts that cut no scalar in two, each with its length. A long string or number has empty ones."""
     end = 0
     while end < len(text):
         begin, end = end, _end(_WHOLE_STRINGS, text, end)
         if end > begin:
-            end = _end(_WORD, text, end, len(text))
-            yield text[begin:end], end - begin
+            part, amount, rest = text[begin:end], end - begin, ""
+            while (more := _end(_WORD, text, end)) > end:
+                yield "", amount
+                rest = _DIGITS.sub(r"\1", rest + text[end:more])  # as good or bad a number as with all its digits
+                if len(rest) > LONGEST_REST:
+                    raise NotJson
+                end, amount = more, more - end
+            yield part + rest, amount
             continue
         end += 1
         while not text.startswith('"', end):
@@ -119,7 +128,7 @@ def _parts(text: str) -> Iterator[tuple[str, int]]:
         yield '""', 2
 
 
-def _end(pattern: re.Pattern[str], text: str, begin: int, end: int = 0) -> int:
-    """Where a match ends that begins here and has no more characters than a part, unless its end is given."""
-    found = pattern.match(text, begin, end or begin + PART)
+def _end(pattern: re.Pattern[str], text: str, begin: int) -> int:
+    """Where a match ends that begins here and has no more characters than a part."""
+    found = pattern.match(text, begin, begin + PART)
     return begin if found is None else found.end()
