@@ -231,7 +231,7 @@ async def test_an_error_of_a_pass_is_told_and_the_dispatcher_goes_on(
     errors: list[BaseException],
     error: BaseException,
 ) -> None:
-    processor.wakes_at = 0.0
+    processor.wakes_at, processor.backlog = 0.0, 1
     processor.pass_fails = error
     dispatcher.start()
     await after(clock, 0.05)
@@ -253,7 +253,7 @@ async def test_an_error_of_the_next_wake_is_told_and_the_dispatcher_goes_on(
     assert errors == [processor.look_fails]
 
     processor.look_fails = None
-    processor.wakes_at = 8.0
+    processor.wakes_at, processor.backlog = 8.0, 20
     await after(clock, 11)
 
     assert [at for at in processor.passes if at >= 8.0]
@@ -310,7 +310,7 @@ async def test_without_an_error_callback_errors_are_logged(
 async def test_after_an_outage_of_a_minute_it_resumes_by_itself_with_one_timer(
     dispatcher: Dispatcher, processor: FakeProcessor, clock: ManualClock, errors: list[BaseException]
 ) -> None:
-    processor.wakes_at = 0.0
+    processor.wakes_at, processor.count = 0.0, 0
     processor.pass_fails = processor.look_fails = ConnectionError("the database is away")
     dispatcher.start()
     await after(clock, 60, step=0.1)
