@@ -31,8 +31,8 @@ from stepwell import (
     hook,
 )
 from stepwell.errors import StepFailed
-from stepwell.holdings import Holdings
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.held_work import Holdings
 from tests.chaos import zombies
 from tests.chaos.model import ATTEMPTS, CHILD, ELSEWHERE, ORDER, POISON, RACE
 from tests.chaos.processes import count_tasks_when_asked

@@ -5,8 +5,8 @@ A worker of the SDK that stood still drops its leases before it says a word. One
 
 from __future__ import annotations
 
-from stepwell.holdings import Holdings
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.held_work import Holdings
 from tests.chaos.records import Count, Recorder
 
 _late: set[tuple[int, int]] = set()

@@ -14,7 +14,7 @@ import trustme
 from grpc import aio
 from sqlalchemy import make_url, text
 
-from stepwell.channel import open_channel
+from stepwell.client.channel import open_channel
 from stepwell.v1 import hooks_pb2, namespaces_pb2, server_pb2
 from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub

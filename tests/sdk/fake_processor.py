@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
-from stepwell.processors import NextWake
+from stepwell.dispatcher.processors import NextWake
 from tests.sdk.stage import ManualClock, settle
 
 

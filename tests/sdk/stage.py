@@ -9,15 +9,15 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from stepwell.hosts import Work
-from stepwell.runs import Run
-from stepwell.terms import Terms
-from stepwell.threads import Pool
-from stepwell.turns import Turns
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Failure, Payload
-from stepwell.workflows import WorkflowDefinition, workflow
+from stepwell.worker.loop_turns import Turns
+from stepwell.worker.run import Run
+from stepwell.worker.server_terms import Terms
+from stepwell.worker.threads import Pool
+from stepwell.worker.work import Work
+from stepwell.workflows.definition import WorkflowDefinition, workflow
 
 LATER = Timestamp(seconds=2_000_000_000)
 

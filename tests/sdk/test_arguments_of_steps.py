@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.terms import Terms
+from stepwell.worker.server_terms import Terms
 from tests.sdk.stage import Stage
 
 NOON = datetime(2026, 1, 1, 12, tzinfo=UTC)

@@ -10,7 +10,7 @@ import grpc
 import pytest
 
 from stepwell import CallFailed
-from stepwell.batching import Coalescer, MostItems, until_available
+from stepwell.client.batching import Coalescer, MostItems, until_available
 from stepwell.v1.errors_pb2 import ERROR_REASON_SERVER_BUSY, ERROR_REASON_UNSPECIFIED, ItemError
 from stepwell.v1.workflows_pb2 import SendEventsItem, SendEventsResult
 
@@ -209,7 +209,7 @@ def pausing(seconds: float) -> Callable[[], Iterator[float]]:
 
 
 async def test_only_what_was_unavailable_is_sent_again_under_its_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.batching.pauses", pausing(0))
+    monkeypatch.setattr("stepwell.client.batching.pauses", pausing(0))
     server = Flaky(UNAVAILABLE, UNAVAILABLE)
 
     results = await until_available(server.send, ITEMS, 30)
@@ -220,7 +220,7 @@ async def test_only_what_was_unavailable_is_sent_again_under_its_own_id(monkeypa
 
 
 async def test_so_is_what_the_server_was_too_busy_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.batching.pauses", pausing(0))
+    monkeypatch.setattr("stepwell.client.batching.pauses", pausing(0))
     server = Flaky(RESOURCE_EXHAUSTED)
     server.reason = ERROR_REASON_SERVER_BUSY
 
@@ -237,7 +237,7 @@ async def test_so_is_what_the_server_was_too_busy_for(monkeypatch: pytest.Monkey
 async def test_it_is_answered_as_it_is_when(
     monkeypatch: pytest.MonkeyPatch, failures: list[int], pause: float, tries: int
 ) -> None:
-    monkeypatch.setattr("stepwell.batching.pauses", pausing(pause))
+    monkeypatch.setattr("stepwell.client.batching.pauses", pausing(pause))
     server = Flaky(*failures)
 
     results = await until_available(server.send, ITEMS, 30)

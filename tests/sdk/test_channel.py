@@ -18,7 +18,7 @@ from google.rpc.status_pb2 import Status as RpcStatus
 from grpc import aio
 
 from stepwell import open_channel
-from stepwell.channel import pauses
+from stepwell.client.channel import pauses
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import (
     ServerServiceServicer,
@@ -117,7 +117,7 @@ async def test_a_call_is_repeated_as_often_as_its_deadline_allows(
     moody: tuple[Moody, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """gRPC's own retries end after five tries, which is 3.3 seconds."""
-    monkeypatch.setattr("stepwell.channel.pauses", pausing())
+    monkeypatch.setattr("stepwell.client.channel.pauses", pausing())
     server, address = moody
     server.refusals = [refusal(grpc.StatusCode.UNAVAILABLE)] * 20
 
@@ -127,7 +127,7 @@ async def test_a_call_is_repeated_as_often_as_its_deadline_allows(
 async def test_a_call_that_finds_no_server_waits_for_one_and_tells_in_the_end_why_there_was_none(
     unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepwell.channel.pauses", pausing())
+    monkeypatch.setattr("stepwell.client.channel.pauses", pausing())
     async with open_channel(f"127.0.0.1:{unused_tcp_port}") as channel:
         request = server_pb2.GetServerInfoRequest()
         with pytest.raises(aio.AioRpcError, match="Connection refused") as failed:
@@ -147,7 +147,7 @@ async def test_a_server_that_comes_back_is_asked_at_once_by_all_calls_that_wait(
         first_tries.release()
         yield 100.0
 
-    monkeypatch.setattr("stepwell.channel.pauses", pauses)
+    monkeypatch.setattr("stepwell.client.channel.pauses", pauses)
     address = f"127.0.0.1:{unused_tcp_port}"
     asked = [asyncio.create_task(ask(address)) for _ in range(3)]
     for _ in asked:
@@ -165,7 +165,7 @@ async def test_a_server_that_comes_back_is_asked_at_once_by_all_calls_that_wait(
 async def test_a_call_is_answered_as_it_is_when_there_is_no_time_for_another_try(
     moody: tuple[Moody, str], monkeypatch: pytest.MonkeyPatch, pause: float, patience: float | None
 ) -> None:
-    monkeypatch.setattr("stepwell.channel.pauses", pausing(0, 0, pause))
+    monkeypatch.setattr("stepwell.client.channel.pauses", pausing(0, 0, pause))
     server, address = moody
     server.refusals = [refusal(grpc.StatusCode.UNAVAILABLE)] * 20
 
@@ -188,7 +188,7 @@ async def test_a_call_is_answered_as_it_is_when_there_is_no_time_for_another_try
 async def test_only_a_server_that_says_when_to_come_back_is_asked_again(
     moody: tuple[Moody, str], monkeypatch: pytest.MonkeyPatch, code: Any, retry_after: float | None, calls: int
 ) -> None:
-    monkeypatch.setattr("stepwell.channel.pauses", pausing())
+    monkeypatch.setattr("stepwell.client.channel.pauses", pausing())
     server, address = moody
     server.refusals = [refusal(code, retry_after)]
 

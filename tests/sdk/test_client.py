@@ -91,7 +91,7 @@ def unavailable_at_first(id: str) -> Any:
 async def test_a_create_whose_outcome_is_unknown_is_repeated_and_the_others_do_not_wait(
     server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("stepwell.batching.pauses", lambda: iter([5]))  # which none of the others would wait for
+    monkeypatch.setattr("stepwell.client.batching.pauses", lambda: iter([5]))  # which none of the others would wait for
     server.workflows.refuse = unavailable_at_first("b")
     orders = client.workflow("order")
 
@@ -369,7 +369,7 @@ async def test_a_stream_that_ends_for_an_unforeseen_reason_fails_the_waits_for_r
     order = await client.workflow(Order).create(id="x")
     wait = asyncio.create_task(order.result())
     await server.workflows.until_watched(1)
-    monkeypatch.setattr("stepwell.watches.Follower.tell", lambda *_: 1 / 0)
+    monkeypatch.setattr("stepwell.client.watches.Follower.tell", lambda *_: 1 / 0)
 
     server.workflows.change(complete("x"))
     with pytest.raises(ExceptionGroup) as failed:

@@ -10,9 +10,9 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from stepwell import App, CallFailed, Client, Worker, workflow
-from stepwell.connection import Connection
-from stepwell.holdings import Holdings
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.connection import Connection
+from stepwell.worker.held_work import Holdings
 from tests.sdk.fake_server import FakeServer, WorkerStream
 from tests.sdk.stage import InlinePool, ManualClock
 
@@ -161,7 +161,7 @@ async def test_a_drained_stream_is_closed_after_what_is_ready_and_another_is_ope
     server: FakeServer, client: Client, app: App, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pauses: list[float] = []
-    monkeypatch.setattr("stepwell.connection.Reconnects.next_pause", lambda _self: pauses.append(0) or 0)
+    monkeypatch.setattr("stepwell.worker.connection.Reconnects.next_pause", lambda _self: pauses.append(0) or 0)
     async with Worker(client, app, grace=0):
         before = await next_stream(server)
         task = pb.Task(handler=pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name="stuck"), workflow=pb.WorkflowInput())

@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator, Callable
 import pytest
 
 from stepwell import AlarmDispatcher, PollingDispatcher
-from stepwell.dispatchers import Dispatcher
+from stepwell.dispatcher.dispatchers import Dispatcher
 from tests.sdk.fake_processor import FakeProcessor, after
 from tests.sdk.stage import ManualClock, settle
 

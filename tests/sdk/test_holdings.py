@@ -11,9 +11,9 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from stepwell import App, WorkflowEntrypoint, workflow
 from stepwell.durations import to_datetime
-from stepwell.holdings import Capacity, Holdings
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
+from stepwell.worker.held_work import Capacity, Holdings
 from tests.sdk.stage import InlinePool, ManualClock, in_a_word, settle, slept, waiting
 
 LEASE = Duration(seconds=30)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepwell import App, hook
-from stepwell.holdings import Capacity, Holdings
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.held_work import Capacity, Holdings
 from tests.sdk.stage import InlinePool, in_a_word, settle
 from tests.sdk.test_holdings import Worker, nap
 

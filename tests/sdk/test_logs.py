@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from stepwell import hook
-from stepwell.jobs import Job
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.job import Job
 from tests.sdk.stage import Stage, settle
 
 CLASHING = ("instance_id", "hook_id")

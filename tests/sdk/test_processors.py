@@ -18,8 +18,8 @@ from stepwell import (
     ProcessorsFailed,
     ServerProcessor,
     StreamDispatcher,
-    processors,
 )
+from stepwell.dispatcher import processors
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.workers_pb2 import HANDLER_KIND_WORKFLOW
 from tests.sdk.fake_processor import FakeProcessor, after

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from stepwell import hook
-from stepwell.jobs import Job
-from stepwell.requests import Caller, identified
-from stepwell.runs import Run
+from stepwell.request_ids import Caller, identified
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as workflows
+from stepwell.worker.job import Job
+from stepwell.worker.run import Run
 from tests.sdk.stage import LATER, Stage, definition_for, pending, settle
 from tests.support.patience import PATIENCE
 

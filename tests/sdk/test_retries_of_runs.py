@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from stepwell import NonRetryableError, Retry, StepFailed, StepTimeoutError
-from stepwell.hosts import Phase
-from stepwell.threads import ThreadPool
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.threads import ThreadPool
+from stepwell.worker.work import Phase
 from tests.sdk.stage import LATER, Stage, failed, pending, settle, waiting
 
 

@@ -18,10 +18,10 @@ from stepwell import (
     StepFailed,
     StepTypeMismatch,
 )
-from stepwell.hosts import Phase
-from stepwell.terms import Terms
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
+from stepwell.worker.server_terms import Terms
+from stepwell.worker.work import Phase
 from tests.sdk.stage import LATER, Stage, done, failed, pending, settle, slept, state, waiting
 
 

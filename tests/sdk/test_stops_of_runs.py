@@ -13,10 +13,10 @@ from typing import Any
 
 import pytest
 
-from stepwell.hosts import Phase
-from stepwell.runs import Run
-from stepwell.terms import Terms
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.run import Run
+from stepwell.worker.server_terms import Terms
+from stepwell.worker.work import Phase
 from tests.sdk.stage import LATER, ManualClock, Stage, in_a_word, pending, settle, slept, waiting
 
 

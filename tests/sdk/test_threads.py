@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.threads import ThreadPool
+from stepwell.worker.threads import ThreadPool
 from tests.sdk.stage import LATER, Stage, pending
 
 
@@ -70,7 +70,7 @@ class Scarce:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, left: int) -> None:
         self.left = left
-        monkeypatch.setattr("stepwell.threads.Thread", self._thread)
+        monkeypatch.setattr("stepwell.worker.threads.Thread", self._thread)
 
     def _thread(self, **given: Any) -> threading.Thread:
         thread = threading.Thread(**given)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.turns import Turns
+from stepwell.worker.loop_turns import Turns
 from tests.sdk.stage import settle
 
 

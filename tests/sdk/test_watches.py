@@ -9,9 +9,10 @@ from typing import Any
 import grpc
 import pytest
 
-from stepwell import CallFailed, Client, watches
+from stepwell import CallFailed, Client
+from stepwell.client import watches
+from stepwell.client.watches import Watches
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell.watches import Watches
 from tests.sdk.fake_server import FakeServer
 from tests.sdk.stage import settle
 

@@ -11,10 +11,10 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from stepwell import App, CallFailed, Client, Worker, WorkflowEntrypoint, workflow
-from stepwell.connection import in_messages
-from stepwell.holdings import Capacity
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
+from stepwell.worker.connection import in_messages
+from stepwell.worker.held_work import Capacity
 from tests.sdk.fake_server import FakeServer
 from tests.sdk.stage import ManualClock, in_a_word, settle
 

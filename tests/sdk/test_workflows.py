@@ -10,7 +10,7 @@ import pytest
 from stepwell import App, WorkflowDefinition, WorkflowEntrypoint, WorkflowEvent, WorkflowStep, workflow
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
-from stepwell.workflows import definition_of
+from stepwell.workflows.definition import definition_of
 from tests.sdk.stage import Stage, settle
 
 
@@ -63,7 +63,7 @@ def test_the_first_line_of_the_docstring_describes_it() -> None:
 
 
 async def test_the_types_reach_the_function_and_its_output(stage: Stage) -> None:
-    from stepwell.runs import Run
+    from stepwell.worker.run import Run
 
     definition = definition_of(Typed)
     run = Run(stage, definition, None, "x")
@@ -74,7 +74,7 @@ async def test_the_types_reach_the_function_and_its_output(stage: Stage) -> None
 
 
 async def test_parameters_that_do_not_fit_fail_the_run(stage: Stage) -> None:
-    from stepwell.runs import Run
+    from stepwell.worker.run import Run
 
     run = Run(stage, function, None, "x")
     run.attach(1, 1, pb.WorkflowInput(params=Payload(json="[]")))

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 from grpc import aio
 
-from stepwell.channel import open_channel
+from stepwell.client.channel import open_channel
 from stepwell_server.app import Addresses, App, open_database
 from stepwell_server.config import Settings
 from tests.support.patience import PATIENCE

@@ -15,7 +15,7 @@ import pytest
 
 from stepwell import App, HookDefinition
 from stepwell.testing import Harness
-from stepwell.workflows import AnyWorkflow
+from stepwell.workflows.definition import AnyWorkflow
 from stepwell_server.storage import tasks
 from stepwell_server.storage.database import READ
 from tests.support.patience import PATIENCE

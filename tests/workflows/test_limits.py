@@ -8,13 +8,13 @@ from uuid import uuid4
 import pytest
 
 from stepwell import App, PayloadInvalid, Status, workflow
-from stepwell.statuses import instance_status
 from stepwell.testing import Harness
 from stepwell.v1 import namespaces_pb2, workers_pb2
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
+from stepwell.workflows.info import instance_status
 from tests.support.servers import Served
 from tests.support.workflows import refused
 from tests.workflows.conftest import StartHarness

@@ -4,11 +4,20 @@ Write a workflow (`WorkflowEntrypoint`, `@workflow`) or a hook (`@hook`), host i
 (`Client`). The generated stubs are in `stepwell.v1`.
 """
 
-from stepwell.alarms import Alarm, LoopAlarm
 from stepwell.apps import App
-from stepwell.channel import open_channel
-from stepwell.client import Client
-from stepwell.dispatchers import AlarmDispatcher, PollingDispatcher, StreamDispatcher
+from stepwell.client.channel import open_channel
+from stepwell.client.client import Client
+from stepwell.client.transactions import Transaction
+from stepwell.dispatcher.alarms import Alarm, LoopAlarm
+from stepwell.dispatcher.dispatchers import AlarmDispatcher, PollingDispatcher, StreamDispatcher
+from stepwell.dispatcher.processors import (
+    NextWake,
+    Processor,
+    ProcessorGroup,
+    ProcessorsFailed,
+    ServerProcessor,
+    Unserved,
+)
 from stepwell.errors import (
     CallFailed,
     DuplicateStepKey,
@@ -30,12 +39,14 @@ from stepwell.errors import (
     WorkflowTerminated,
     failure_of,
 )
-from stepwell.handlers import JobContext
-from stepwell.hooks import HookDefinition, hook
-from stepwell.instances import Instance, NewInstance, Workflow
-from stepwell.processors import NextWake, Processor, ProcessorGroup, ProcessorsFailed, ServerProcessor, Unserved
+from stepwell.hooks.definition import HookDefinition, hook
+from stepwell.hooks.handle import Hook, NewHook, TriggeredHook
+from stepwell.hooks.handlers import JobContext
 from stepwell.retry import Retry
-from stepwell.statuses import (
+from stepwell.worker.worker import Worker
+from stepwell.workflows.definition import WorkflowDefinition, WorkflowEntrypoint, WorkflowEvent, workflow
+from stepwell.workflows.handle import Instance, NewInstance, Workflow
+from stepwell.workflows.info import (
     ErrorInfo,
     EventEntry,
     HistoryEntry,
@@ -49,11 +60,7 @@ from stepwell.statuses import (
     StepStatus,
     StepType,
 )
-from stepwell.steps import ReceivedEvent, WorkflowStep
-from stepwell.transactions import Transaction
-from stepwell.triggers import Hook, NewHook, TriggeredHook
-from stepwell.worker import Worker
-from stepwell.workflows import WorkflowDefinition, WorkflowEntrypoint, WorkflowEvent, workflow
+from stepwell.workflows.steps import ReceivedEvent, WorkflowStep
 
 __version__ = "0.1.0"
 

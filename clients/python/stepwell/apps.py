@@ -6,8 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
-from stepwell.hooks import HookDefinition
-from stepwell.workflows import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint, definition_of
+from stepwell.hooks.definition import HookDefinition
+from stepwell.workflows.definition import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint, definition_of
 
 D = TypeVar("D", WorkflowDefinition[Any, Any], HookDefinition[Any])
 

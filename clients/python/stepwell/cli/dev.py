@@ -14,7 +14,8 @@ import typer
 from grpc import aio
 
 from stepwell.apps import App
-from stepwell.cli import apps, logs, options, printing, server, stopping, workers
+from stepwell.cli import apps, logs, options, printing, server, workers
+from stepwell.cli import signals as stopping
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 

@@ -15,14 +15,15 @@ import grpc
 import typer
 
 from stepwell.apps import App
-from stepwell.cli import apps, arguments, logs, options, presence, printing, stopping, wakes
-from stepwell.cli.summons import Summons, WakeUrl
-from stepwell.client import Client
-from stepwell.dispatchers import Dispatcher, PollingDispatcher, StreamDispatcher
+from stepwell.cli import apps, arguments, logs, options, presence, printing, wakes
+from stepwell.cli import signals as stopping
+from stepwell.cli.wake_targets import Summons, WakeUrl
+from stepwell.client.client import Client
+from stepwell.dispatcher.dispatchers import Dispatcher, PollingDispatcher, StreamDispatcher
+from stepwell.dispatcher.processors import FollowedProcessor, ProcessorsFailed, ServerProcessor, Unserved
 from stepwell.durations import DurationLike
 from stepwell.errors import CallFailed
-from stepwell.processors import FollowedProcessor, ProcessorsFailed, ServerProcessor, Unserved
-from stepwell.worker import Worker
+from stepwell.worker.worker import Worker
 
 _LOG = logging.getLogger("stepwell.dispatcher")
 

@@ -10,8 +10,8 @@ from rich.text import Text
 
 from stepwell.cli import printing
 from stepwell.durations import to_datetime
-from stepwell.statuses import HookStatus, Status, StepStatus, StepType, instance_status, status_of, step_entry
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.workflows.info import HookStatus, Status, StepStatus, StepType, instance_status, status_of, step_entry
 
 INSTANCE_COLUMNS = ("id", "status", "run", "created", "", "labels")
 HISTORY_COLUMNS = ("at", "what", "name", "status", "attempts", "")

@@ -16,9 +16,9 @@ from typing import Annotated, Any, Concatenate, ParamSpec, TypeVar
 import typer
 from grpc import aio
 
-from stepwell.channel import open_channel
-from stepwell.client import Client
-from stepwell.credentials import authorised
+from stepwell.client.channel import open_channel
+from stepwell.client.client import Client
+from stepwell.client.credentials import authorised
 from stepwell.errors import failure_of
 
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from grpc import ChannelConnectivity
 
 from stepwell.cli import printing
-from stepwell.client import Client
+from stepwell.client.client import Client
 
 
 @asynccontextmanager

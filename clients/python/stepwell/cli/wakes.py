@@ -11,10 +11,10 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
 from stepwell.cli import options, presence, printing, watching
-from stepwell.client import Client
+from stepwell.client.client import Client
+from stepwell.dispatcher.processors import kind_name, kind_names, kind_number
 from stepwell.durations import to_datetime
 from stepwell.errors import CallFailed
-from stepwell.processors import kind_name, kind_names, kind_number
 from stepwell.reconnects import Reconnects
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub

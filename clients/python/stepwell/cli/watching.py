@@ -7,11 +7,11 @@ from typing import Annotated
 import typer
 
 from stepwell.cli import arguments, instances, options, presence, printing
-from stepwell.client import Client
+from stepwell.client.client import Client
 from stepwell.durations import to_datetime
-from stepwell.instances import Instance
-from stepwell.statuses import Status, status_of, step_entry
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.workflows.handle import Instance
+from stepwell.workflows.info import Status, status_of, step_entry
 
 INTERRUPTED = 130
 

@@ -9,8 +9,9 @@ from typing import Annotated, Any
 import typer
 
 from stepwell.apps import App
-from stepwell.cli import apps, arguments, logs, options, printing, stopping
-from stepwell.worker import Worker
+from stepwell.cli import apps, arguments, logs, options, printing
+from stepwell.cli import signals as stopping
+from stepwell.worker.worker import Worker
 
 ConnectTimeout = Annotated[
     timedelta,

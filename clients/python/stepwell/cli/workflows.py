@@ -13,10 +13,10 @@ import typer
 from grpc import aio
 
 from stepwell.cli import arguments, instances, listings, options, printing, watching
-from stepwell.client import Client
-from stepwell.statuses import Status, status_of
+from stepwell.client.client import Client
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
+from stepwell.workflows.info import Status, status_of
 
 if TYPE_CHECKING:
     from stepwell.v1.workflows_pb2_grpc import WorkflowServiceAsyncStub

@@ -13,21 +13,21 @@ from uuid import uuid4
 from grpc import StatusCode
 
 from stepwell.apps import App
-from stepwell.client import Client
+from stepwell.client.client import Client
 from stepwell.durations import DurationLike, to_datetime, to_duration, to_seconds
 from stepwell.errors import CallFailed
-from stepwell.hooks import HookDefinition
-from stepwell.instances import Instance, Workflow
+from stepwell.hooks.definition import HookDefinition
+from stepwell.hooks.handle import Hook, TriggeredHook
 from stepwell.retry import Retry
-from stepwell.statuses import EventEntry, StepEntry
 from stepwell.testing.servers import VirtualServer
-from stepwell.triggers import Hook, TriggeredHook
 from stepwell.v1 import clock_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell.v1.namespaces_pb2 import CreateNamespaceRequest
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
-from stepwell.worker import Worker
-from stepwell.workflows import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint
+from stepwell.worker.worker import Worker
+from stepwell.workflows.definition import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint
+from stepwell.workflows.handle import Instance, Workflow
+from stepwell.workflows.info import EventEntry, StepEntry
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -11,23 +11,23 @@ from typing import TYPE_CHECKING, Any, TypeVar, overload
 from grpc import aio
 
 from stepwell import checks
-from stepwell.batching import Coalescer, ItemT, MostItems, ResultT, until_available
-from stepwell.channel import open_channel
-from stepwell.credentials import Token, authorised
+from stepwell.client.batching import Coalescer, ItemT, MostItems, ResultT, until_available
+from stepwell.client.channel import open_channel
+from stepwell.client.credentials import Token, authorised
+from stepwell.client.transactions import Transaction
+from stepwell.client.watches import Watches
 from stepwell.durations import DurationLike, to_seconds
 from stepwell.errors import failure_of
-from stepwell.hooks import HookDefinition
-from stepwell.instances import Workflow
-from stepwell.statuses import HookTarget, hook_target
-from stepwell.transactions import Transaction
-from stepwell.triggers import Hook
+from stepwell.hooks.definition import HookDefinition
+from stepwell.hooks.handle import Hook
 from stepwell.v1 import hooks_pb2
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from stepwell.watches import Watches
-from stepwell.workflows import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint, definition_of
+from stepwell.workflows.definition import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint, definition_of
+from stepwell.workflows.handle import Workflow
+from stepwell.workflows.info import HookTarget, hook_target
 
 if TYPE_CHECKING:
     from stepwell.v1.hooks_pb2_grpc import HookServiceAsyncStub

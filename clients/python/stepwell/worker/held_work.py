@@ -13,23 +13,23 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 from weakref import WeakSet
 
-from stepwell import strays
 from stepwell.apps import App
 from stepwell.clocks import Clock
 from stepwell.errors import reason_name
-from stepwell.hosts import Phase, Work
-from stepwell.jobs import Job
 from stepwell.logs import ERROR, INFO, WARNING, log
-from stepwell.reports import Reports
-from stepwell.runs import Run
-from stepwell.terms import Terms, origin_of, terms_of
-from stepwell.threads import Pool
-from stepwell.turns import Turns
 from stepwell.v1 import workers_pb2 as pb
-from stepwell.workflows import WorkflowDefinition
+from stepwell.worker import strays
+from stepwell.worker.job import Job
+from stepwell.worker.loop_turns import Turns
+from stepwell.worker.outgoing import Reports
+from stepwell.worker.run import Run
+from stepwell.worker.server_terms import Terms, origin_of, terms_of
+from stepwell.worker.threads import Pool
+from stepwell.worker.work import Phase, Work
+from stepwell.workflows.definition import WorkflowDefinition
 
 if TYPE_CHECKING:
-    from stepwell.client import Client
+    from stepwell.client.client import Client
 
 _SECONDS_TO_END = 1.0
 

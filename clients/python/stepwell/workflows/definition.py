@@ -18,13 +18,13 @@ from typing import (
     overload,
 )
 
-from stepwell.bodies import is_async
 from stepwell.signatures import concrete, first_line, hints_of
-from stepwell.steps import WorkflowStep
+from stepwell.worker.executions import is_async
+from stepwell.workflows.steps import WorkflowStep
 
 if TYPE_CHECKING:
-    from stepwell.client import Client
-    from stepwell.instances import Workflow
+    from stepwell.client.client import Client
+    from stepwell.workflows.handle import Workflow
 
 P = TypeVar("P")
 R = TypeVar("R")

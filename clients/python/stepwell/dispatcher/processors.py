@@ -18,7 +18,7 @@ import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
-from stepwell.client import Client
+from stepwell.client.client import Client
 from stepwell.durations import DurationLike, to_datetime, to_duration, to_seconds
 from stepwell.errors import CallFailed, failure_of
 from stepwell.v1 import dispatchers_pb2 as pb

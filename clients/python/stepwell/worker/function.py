@@ -8,19 +8,20 @@ import sys
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from stepwell import payloads, strays
-from stepwell.bodies import Ended, Outcome, Surroundings, ended_with, outcome_of
+from stepwell import payloads
 from stepwell.durations import to_datetime
 from stepwell.errors import PayloadInvalid, to_failure
 from stepwell.logs import WARNING, log
-from stepwell.steps import WorkflowStep
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import Failure
 from stepwell.v1.server_pb2 import Limits
-from stepwell.workflows import WorkflowDefinition, WorkflowEvent
+from stepwell.worker import strays
+from stepwell.worker.executions import Ended, Outcome, Surroundings, ended_with, outcome_of
+from stepwell.workflows.definition import WorkflowDefinition, WorkflowEvent
+from stepwell.workflows.steps import WorkflowStep
 
 if TYPE_CHECKING:
-    from stepwell.client import Client
+    from stepwell.client.client import Client
 
 
 class WorkflowFunction:

@@ -9,12 +9,13 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
 
 from stepwell import checks
-from stepwell.batching import in_batches
+from stepwell.client.batching import in_batches
 from stepwell.durations import DurationLike, InstantLike, to_duration, to_seconds, to_timedelta, to_timestamp, to_words
 from stepwell.errors import WorkflowFailed, WorkflowTerminated, refusal_of
 from stepwell.payloads import from_payload, to_payload
-from stepwell.requests import identified
-from stepwell.statuses import (
+from stepwell.request_ids import identified
+from stepwell.v1 import workflows_pb2 as pb
+from stepwell.workflows.info import (
     HistoryEntry,
     InstanceChange,
     InstanceStatus,
@@ -26,10 +27,9 @@ from stepwell.statuses import (
     status_of,
     step_entry,
 )
-from stepwell.v1 import workflows_pb2 as pb
 
 if TYPE_CHECKING:
-    from stepwell.client import Client
+    from stepwell.client.client import Client
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -9,9 +9,9 @@ from datetime import datetime
 from typing import Any
 
 from stepwell import payloads
-from stepwell.bodies import Body, is_async
 from stepwell.signatures import concrete, hints_of, is_generator
 from stepwell.v1.common_pb2 import Payload
+from stepwell.worker.executions import Body, is_async
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
 

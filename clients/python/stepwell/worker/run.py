@@ -15,24 +15,25 @@ from collections.abc import Iterator
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Any
 
-from stepwell import payloads, records
-from stepwell.bodies import Body, Outcome
-from stepwell.calls import CallState, StepCall
+from stepwell import payloads
 from stepwell.errors import DuplicateStepKey, PayloadInvalid, StepMaxAttemptsExceeded, StepResultInvalid
-from stepwell.functions import WorkflowFunction, finish_of
-from stepwell.hosts import Host, Phase
 from stepwell.logs import WARNING, log
-from stepwell.records import StepRecords
-from stepwell.reports import Report, Reports
-from stepwell.requests import Caller
-from stepwell.steps import StepOptions, Timers, WorkflowStep
+from stepwell.request_ids import Caller
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Failure
-from stepwell.workflows import WorkflowDefinition
+from stepwell.worker import step_records as records
+from stepwell.worker.executions import Body, Outcome
+from stepwell.worker.function import WorkflowFunction, finish_of
+from stepwell.worker.outgoing import Report, Reports
+from stepwell.worker.step_calls import CallState, StepCall
+from stepwell.worker.step_records import StepRecords
+from stepwell.worker.work import Host, Phase
+from stepwell.workflows.definition import WorkflowDefinition
+from stepwell.workflows.steps import StepOptions, Timers, WorkflowStep
 
 if TYPE_CHECKING:
-    from stepwell.client import Client
+    from stepwell.client.client import Client
 
 # Turns of the loop without news after which the function counts as at rest. A result needs three to come through
 # gather() or a TaskGroup, and two more for each one around it. Too few cost a message, never correctness.

@@ -15,7 +15,7 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any
 
-from stepwell.processors import FollowedProcessor, NextWake, Unserved
+from stepwell.dispatcher.processors import FollowedProcessor, NextWake, Unserved
 
 _LOG = logging.getLogger("stepwell.dispatcher")
 

@@ -6,13 +6,13 @@ from collections.abc import Iterator
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Protocol
 
-from stepwell.bodies import Surroundings
-from stepwell.terms import Terms
-from stepwell.turns import Turns
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.executions import Surroundings
+from stepwell.worker.loop_turns import Turns
+from stepwell.worker.server_terms import Terms
 
 if TYPE_CHECKING:
-    from stepwell.runs import Run
+    from stepwell.worker.run import Run
 
 
 class Phase(Enum):

@@ -13,15 +13,15 @@ from typing import Any
 
 import stepwell
 from stepwell.apps import App
-from stepwell.client import Client
+from stepwell.client.client import Client
 from stepwell.clocks import Clock, LoopClock, sleep
-from stepwell.connection import Connection
 from stepwell.durations import DurationLike, to_seconds
-from stepwell.holdings import Capacity, Holdings
-from stepwell.hooks import HookDefinition
-from stepwell.threads import ThreadPool
+from stepwell.hooks.definition import HookDefinition
 from stepwell.v1 import workers_pb2 as pb
-from stepwell.workflows import AnyWorkflow, WorkflowDefinition
+from stepwell.worker.connection import Connection
+from stepwell.worker.held_work import Capacity, Holdings
+from stepwell.worker.threads import ThreadPool
+from stepwell.workflows.definition import AnyWorkflow, WorkflowDefinition
 
 PROTOCOL_VERSION = 1
 

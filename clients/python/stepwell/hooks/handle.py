@@ -10,17 +10,17 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from grpc import StatusCode
 
 from stepwell import checks
-from stepwell.batching import in_batches
+from stepwell.client.batching import in_batches
 from stepwell.durations import to_timestamp
 from stepwell.errors import CallFailed, refusal_of
 from stepwell.payloads import to_payload
-from stepwell.requests import identified
+from stepwell.request_ids import identified
 from stepwell.retry import Retry
-from stepwell.statuses import HookState, HookStatus, HookTarget, hook_state, hook_status_numbers, hook_target
 from stepwell.v1 import hooks_pb2 as pb
+from stepwell.workflows.info import HookState, HookStatus, HookTarget, hook_state, hook_status_numbers, hook_target
 
 if TYPE_CHECKING:
-    from stepwell.client import Client
+    from stepwell.client.client import Client
 
 P = TypeVar("P")
 

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 
-from stepwell.bodies import Body, Execution, Outcome, Surroundings
 from stepwell.errors import (
     StepMaxAttemptsExceeded,
     StepResultInvalid,
@@ -18,12 +17,13 @@ from stepwell.errors import (
     raised_for,
     to_failure,
 )
-from stepwell.requests import Caller
-from stepwell.steps import StepOptions
-from stepwell.terms import Terms
+from stepwell.request_ids import Caller
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Payload
+from stepwell.worker.executions import Body, Execution, Outcome, Surroundings
+from stepwell.worker.server_terms import Terms
+from stepwell.workflows.steps import StepOptions
 
 _NOT_THE_AUTHORS = (StepMaxAttemptsExceeded, StepResultInvalid)  # never retried, whatever a test of the author says
 

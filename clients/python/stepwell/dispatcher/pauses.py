@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.processors import NextWake
+from stepwell.dispatcher.processors import NextWake
 
 _MOST_DOUBLINGS = 30
 

@@ -14,7 +14,7 @@ from typing import Generic, Protocol, TypeAlias, TypeVar
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from stepwell.channel import pauses
+from stepwell.client.channel import pauses
 from stepwell.errors import CallFailed, reason_name
 from stepwell.v1.errors_pb2 import ItemError
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-from stepwell.calls import StepCall
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.step_calls import StepCall
 
 
 @dataclass(slots=True, eq=False)

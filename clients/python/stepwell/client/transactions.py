@@ -9,16 +9,16 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
 
 from stepwell.errors import CallFailed, TransactionRefused
-from stepwell.hooks import HookDefinition
-from stepwell.instances import Instance, NewInstance, Workflow, create_item, event_item
-from stepwell.requests import identified
+from stepwell.hooks.definition import HookDefinition
+from stepwell.hooks.handle import Hook, NewHook, TriggeredHook, trigger_item
+from stepwell.request_ids import identified
 from stepwell.retry import Retry
-from stepwell.triggers import Hook, NewHook, TriggeredHook, trigger_item
 from stepwell.v1 import transactions_pb2 as pb
-from stepwell.workflows import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint
+from stepwell.workflows.definition import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint
+from stepwell.workflows.handle import Instance, NewInstance, Workflow, create_item, event_item
 
 if TYPE_CHECKING:
-    from stepwell.client import Client
+    from stepwell.client.client import Client
 
 P = TypeVar("P")
 R = TypeVar("R")

@@ -9,14 +9,14 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from stepwell.client import Client
+from stepwell.client.client import Client
 from stepwell.clocks import Timer
 from stepwell.errors import CallFailed, failure_of
-from stepwell.holdings import Holdings
 from stepwell.logs import ERROR, INFO, WARNING, log
 from stepwell.reconnects import Reconnects
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
+from stepwell.worker.held_work import Holdings
 
 _MESSAGE_BYTES = 3 * 1024 * 1024
 _MESSAGE_FRAMES = 1000

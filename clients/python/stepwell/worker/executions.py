@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from stepwell.clocks import Clock, Timer
-from stepwell.strays import found_family
-from stepwell.threads import Pool
+from stepwell.worker.strays import found_family
+from stepwell.worker.threads import Pool
 
 
 @dataclass(slots=True)

@@ -10,16 +10,16 @@ from collections.abc import Iterator
 from contextvars import copy_context
 from typing import Any
 
-from stepwell.bodies import Execution, Outcome
 from stepwell.durations import to_datetime
 from stepwell.errors import JobTimeoutError, to_failure
-from stepwell.handlers import JobContext
-from stepwell.hooks import HookDefinition
-from stepwell.hosts import Host
+from stepwell.hooks.definition import HookDefinition
+from stepwell.hooks.handlers import JobContext
 from stepwell.logs import WARNING, log
-from stepwell.reports import Reports
-from stepwell.requests import Caller
+from stepwell.request_ids import Caller
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.executions import Execution, Outcome
+from stepwell.worker.outgoing import Reports
+from stepwell.worker.work import Host
 
 
 class Job:

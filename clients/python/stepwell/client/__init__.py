@@ -1,0 +1,1 @@
+"""The client: calls, batches, watches and transactions over one channel."""

@@ -1,0 +1,1 @@
+"""Dispatchers: make passes when something is due, outside of any request."""

@@ -1,0 +1,1 @@
+"""Hooks: what an author writes, and what a client does with a hook."""

@@ -1,0 +1,1 @@
+"""The worker: its stream, its leases, and the runs and jobs that it executes."""

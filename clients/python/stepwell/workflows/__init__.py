@@ -1,0 +1,1 @@
+"""Workflows: what an author writes, and what a client does with an instance."""
