@@ -20,6 +20,7 @@ from uuid import uuid4
 from stepwell import CallFailed, Client, Instance, InstanceChange
 from stepwell.payloads import to_payload
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.chaos import model
 from tests.chaos.calls import Ask, Caller
 from tests.chaos.hook_driver import HookDriver
@@ -253,7 +254,7 @@ async def _pages(client: Client, workflow: str) -> AsyncIterator[str]:
     """The keys of all instances, page by page."""
     request = pb.ListInstancesRequest(namespace=client.namespace, workflow=workflow, page_size=SCAN_PAGE)
     while True:
-        page = await client.call(client.stub.ListInstances(request, timeout=client.timeout))
+        page = await client.call(client.stub(WorkflowServiceStub).ListInstances, request)
         for one in page.instances:
             yield key_of(one.namespace, one.workflow, one.instance_id)
         if not page.next_page_token:

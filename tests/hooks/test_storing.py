@@ -12,6 +12,7 @@ from stepwell import CallFailed, HookStatus, Retry, TransactionRefused, workflow
 from stepwell.testing import Harness
 from stepwell.v1 import transactions_pb2 as tx
 from stepwell.v1.hooks_pb2 import TriggerHooksItem
+from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
 from tests.hooks.conftest import StartHarness
 from tests.support.hooks import Calls
 from tests.support.workflows import refused
@@ -87,8 +88,8 @@ async def test_a_transaction_that_is_sent_again_is_done_once(harness: StartHarne
     operation = tx.Operation(trigger_hook=TriggerHooksItem(name="note"))
     request = tx.CommitRequest(namespace=h.namespace, operations=[operation], request_id=uuid4().hex)
 
-    first = await h.client.transaction_stub.Commit(request)
-    again = await h.client.transaction_stub.Commit(request)
+    first = await h.client.stub(TransactionServiceStub).Commit(request)
+    again = await h.client.stub(TransactionServiceStub).Commit(request)
     await h.run_until_idle()
 
     assert again.results[0].hook.hook_id == first.results[0].hook.hook_id

@@ -18,7 +18,7 @@ from google.rpc.status_pb2 import Status as RpcStatus
 from grpc import aio
 
 from stepwell import open_channel
-from stepwell.client.channel import pauses
+from stepwell.backoff import pauses
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import (
     ServerServiceServicer,

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell import hook
-from stepwell.request_ids import Caller, identified
+from stepwell.request_ids import RequestIds, identified
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as workflows
 from stepwell.worker.job import Job
@@ -22,8 +22,8 @@ def call(type: str) -> str:
     return identified(workflows.SendEventsItem(instance_id="other", type=type)).request_id
 
 
-def calls(caller: Caller, *types: str) -> list[str]:
-    return [caller.request_id(workflows.SendEventsItem(type=type)) for type in types]
+def calls(caller: RequestIds, *types: str) -> list[str]:
+    return [caller.next_for(workflows.SendEventsItem(type=type)) for type in types]
 
 
 async def ids_of(stage: Stage, step: str = "a", key: str = "order-1", **fields: Any) -> list[str]:
@@ -102,13 +102,13 @@ async def test_every_execution_of_a_hook_makes_its_calls_under_the_same_ids_and_
 
 
 def test_equal_calls_of_one_body_are_told_apart_by_their_number() -> None:
-    first, second = calls(Caller("body"), "one", "one")
+    first, second = calls(RequestIds("body"), "one", "one")
 
     assert first != second
-    assert calls(Caller("body"), "one", "one") == [first, second]
+    assert calls(RequestIds("body"), "one", "one") == [first, second]
 
 
 def test_a_body_that_takes_another_way_keeps_the_ids_of_what_it_asks_for_again() -> None:
-    one, two = calls(Caller("body"), "one", "two")
+    one, two = calls(RequestIds("body"), "one", "two")
 
-    assert calls(Caller("body"), "three", "two", "one")[1:] == [two, one]
+    assert calls(RequestIds("body"), "three", "two", "one")[1:] == [two, one]

@@ -7,6 +7,7 @@ from typing import Any
 from stepwell import NewInstance, Status, workflow
 from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.support.workflows import refused
 from tests.workflows.conftest import StartHarness
 
@@ -19,7 +20,7 @@ async def echo(event, step):
 async def create(h: Harness, *items: pb.CreateInstancesItem, **fields: Any) -> list[pb.CreateInstancesResult]:
     """CreateInstances as it is on the wire."""
     request = pb.CreateInstancesRequest(namespace=h.namespace, items=items, **fields)
-    return list((await h.client.call(h.client.stub.CreateInstances(request, timeout=10))).results)
+    return list((await h.client.call(h.client.stub(WorkflowServiceStub).CreateInstances, request, 10)).results)
 
 
 def item(id: str, **fields: Any) -> pb.CreateInstancesItem:

@@ -11,6 +11,7 @@ from stepwell import CallFailed, Status, workflow
 from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.support.workflows import Gate, refused
 from tests.workflows.conftest import StartHarness
 
@@ -31,7 +32,7 @@ async def ender(event, step):
 async def send(h: Harness, workflow: str, instance_id: str, **fields: Any) -> pb.SendEventResponse:
     """SendEvent as it is on the wire, answer and all."""
     request = pb.SendEventRequest(namespace=h.namespace, workflow=workflow, instance_id=instance_id, **fields)
-    return await h.client.call(h.client.stub.SendEvent(request, timeout=10))
+    return await h.client.call(h.client.stub(WorkflowServiceStub).SendEvent, request, 10)
 
 
 async def test_an_event_to_a_live_instance_is_stored_whatever_that_does(harness: StartHarness) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from stepwell import EventEntry, Instance, StepEntry, StepStatus, StepType, workflow
 from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.support.workflows import refused
 from tests.workflows.conftest import StartHarness
 
@@ -23,7 +24,7 @@ async def long(event, step):
 async def page(h: Harness, instance: Instance[Any], **fields: Any) -> pb.GetHistoryResponse:
     """One page as it is on the wire."""
     request = pb.GetHistoryRequest(namespace=h.namespace, workflow=instance.workflow, instance_id=instance.id, **fields)
-    return await h.client.call(h.client.stub.GetHistory(request, timeout=10))
+    return await h.client.call(h.client.stub(WorkflowServiceStub).GetHistory, request, 10)
 
 
 async def pages(h: Harness, instance: Instance[Any], **fields: Any) -> list[list[str]]:

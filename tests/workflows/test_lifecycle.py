@@ -12,6 +12,7 @@ import pytest
 
 from stepwell import App, Instance, Status, WorkflowEntrypoint, workflow
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.support.patience import PATIENCE
 from tests.support.workflows import Gate, refused
 from tests.workflows.conftest import StartHarness
@@ -291,7 +292,7 @@ async def test_workflows_are_listed_by_the_names_that_they_were_registered_under
             """Nothing."""
 
     h = await harness(echo, Named)
-    page = await h.client.stub.ListWorkflows(pb.ListWorkflowsRequest(namespace=h.namespace))
+    page = await h.client.stub(WorkflowServiceStub).ListWorkflows(pb.ListWorkflowsRequest(namespace=h.namespace))
 
     assert [(one.name, one.worker_count) for one in page.workflows] == [("by-this-name", 1), ("echo", 1)]
 

@@ -14,6 +14,7 @@ from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from stepwell.workflows.info import instance_status
 from tests.support.servers import Served
 from tests.support.workflows import refused
@@ -30,7 +31,7 @@ async def echo(event, step):
 async def create(h: Harness, **fields: Any) -> pb.CreateInstanceResponse:
     """CreateInstance as it is on the wire, past the checks of the SDK."""
     request = pb.CreateInstanceRequest(namespace=h.namespace, workflow="echo", **fields)
-    return await h.client.call(h.client.stub.CreateInstance(request, timeout=10))
+    return await h.client.call(h.client.stub(WorkflowServiceStub).CreateInstance, request, 10)
 
 
 async def register(h: Harness, *names: str) -> None:
@@ -40,7 +41,7 @@ async def register(h: Harness, *names: str) -> None:
         worker_id="w", session_id=uuid4().hex, protocol_version=1, namespace=h.namespace, handlers=handlers
     )
     stub = WorkerServiceStub(h.client.channel)
-    await h.client.call(stub.RegisterHandlers(workers_pb2.RegisterHandlersRequest(hello=hello), timeout=10))
+    await h.client.call(stub.RegisterHandlers, workers_pb2.RegisterHandlersRequest(hello=hello), 10)
 
 
 async def nothing(event, step):

@@ -10,6 +10,7 @@ import pytest
 from stepwell import Status, workflow
 from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.support.workflows import refused
 from tests.workflows.conftest import StartHarness
 
@@ -27,7 +28,7 @@ async def item(event, step):
 async def page(h: Harness, **fields: Any) -> pb.ListInstancesResponse:
     """One page as it is on the wire."""
     request = pb.ListInstancesRequest(namespace=h.namespace, workflow="item", **fields)
-    return await h.client.call(h.client.stub.ListInstances(request, timeout=10))
+    return await h.client.call(h.client.stub(WorkflowServiceStub).ListInstances, request, 10)
 
 
 async def pages(h: Harness, **fields: Any) -> list[list[str]]:

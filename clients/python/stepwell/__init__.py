@@ -39,20 +39,19 @@ from stepwell.errors import (
     WorkflowTerminated,
     failure_of,
 )
+from stepwell.handlers import JobContext
 from stepwell.hooks.definition import HookDefinition, hook
 from stepwell.hooks.handle import Hook, NewHook, TriggeredHook
-from stepwell.hooks.handlers import JobContext
+from stepwell.hooks.info import HookState, HookStatus, HookTarget
 from stepwell.retry import Retry
+from stepwell.version import __version__ as __version__
+from stepwell.views import ErrorInfo
 from stepwell.worker.worker import Worker
 from stepwell.workflows.definition import WorkflowDefinition, WorkflowEntrypoint, WorkflowEvent, workflow
 from stepwell.workflows.handle import Instance, NewInstance, Workflow
 from stepwell.workflows.info import (
-    ErrorInfo,
     EventEntry,
     HistoryEntry,
-    HookState,
-    HookStatus,
-    HookTarget,
     InstanceChange,
     InstanceStatus,
     Status,
@@ -61,8 +60,6 @@ from stepwell.workflows.info import (
     StepType,
 )
 from stepwell.workflows.steps import ReceivedEvent, WorkflowStep
-
-__version__ = "0.1.0"
 
 __all__ = [
     "Alarm",

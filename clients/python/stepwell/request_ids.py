@@ -22,8 +22,8 @@ M = TypeVar("M", bound=Message)
 _ID_BYTES = 16
 
 
-class Caller:
-    """One execution of a body, as its calls see it: what it is the execution of, and what it has asked for."""
+class RequestIds:
+    """The request ids of one execution of a body: what it is the execution of, and what it has asked for."""
 
     __slots__ = ("_asked", "_identity")
 
@@ -33,11 +33,11 @@ class Caller:
         self._asked: dict[bytes, count[int]] = {}
 
     def enter(self, context: Context) -> Context:
-        """The context, in which calls are made by this caller from now on: also in tasks and `to_thread`."""
-        context.run(_caller.set, self)
+        """The context, in which calls get these ids from now on: also in tasks and `to_thread`."""
+        context.run(_ids.set, self)
         return context
 
-    def request_id(self, message: Message) -> str:
+    def next_for(self, message: Message) -> str:
         """The id of a call, from all that it asks for."""
         content = message.DESCRIPTOR.full_name.encode() + b"\0" + message.SerializeToString(deterministic=True)
         # setdefault and next are atomic: a body may call from several threads.
@@ -45,13 +45,13 @@ class Caller:
         return _digest(json.dumps(self._identity).encode(), content, b"%d" % number).hex()
 
 
-_caller: ContextVar[Caller | None] = ContextVar("stepwell_caller", default=None)
+_ids: ContextVar[RequestIds | None] = ContextVar("stepwell_request_ids", default=None)
 
 
 def identified(message: M) -> M:
     """The message, with a request id."""
-    caller = _caller.get()
-    message.request_id = uuid4().hex if caller is None else caller.request_id(message)  # type: ignore[attr-defined]
+    ids = _ids.get()
+    message.request_id = uuid4().hex if ids is None else ids.next_for(message)  # type: ignore[attr-defined]
     return message
 
 

@@ -24,6 +24,16 @@ def hints_of(function: Callable[..., Any]) -> dict[str, Any]:
         return {}
 
 
+def is_async(function: Callable[..., Any]) -> bool:
+    """Whether calling the function gives something to await, as far as one can tell without calling it."""
+    while isinstance(function, partial):
+        function = function.func
+    code = getattr(function, "__code__", None)
+    if code is not None:  # of a function or a method; inspect takes long to find the same
+        return bool(code.co_flags & inspect.CO_COROUTINE)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+
+
 def is_generator(function: Callable[..., Any]) -> bool:
     """Whether calling the function, or the object, executes nothing but makes a generator."""
     while isinstance(function, partial):

@@ -7,7 +7,6 @@ from typing import Annotated
 
 import typer
 
-from stepwell import __version__
 from stepwell.cli import (
     dev,
     dispatchers,
@@ -23,6 +22,7 @@ from stepwell.cli import (
     workflows,
 )
 from stepwell.errors import CallFailed
+from stepwell.version import __version__
 
 app = typer.Typer(
     name="stepwell",

@@ -13,10 +13,10 @@ from grpc import aio
 from stepwell.cli import arguments, instances, listings, options, printing, targets
 from stepwell.durations import to_timestamp
 from stepwell.errors import refusal_of
+from stepwell.hooks.info import HookState, hook_state
 from stepwell.retry import Retry
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.hooks_pb2_grpc import HookServiceStub
-from stepwell.workflows.info import HookState, hook_state
 
 if TYPE_CHECKING:
     from stepwell.v1.hooks_pb2_grpc import HookServiceAsyncStub

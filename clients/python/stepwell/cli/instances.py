@@ -10,8 +10,9 @@ from rich.text import Text
 
 from stepwell.cli import printing
 from stepwell.durations import to_datetime
+from stepwell.hooks.info import HookStatus
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell.workflows.info import HookStatus, Status, StepStatus, StepType, instance_status, status_of, step_entry
+from stepwell.workflows.info import Status, StepStatus, StepType, instance_status, status_of, step_entry
 
 INSTANCE_COLUMNS = ("id", "status", "run", "created", "", "labels")
 HISTORY_COLUMNS = ("at", "what", "name", "status", "attempts", "")

@@ -10,12 +10,12 @@ import typer
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
+from stepwell.backoff import Reconnects
 from stepwell.cli import options, presence, printing, watching
 from stepwell.client.client import Client
-from stepwell.dispatcher.processors import kind_name, kind_names, kind_number
 from stepwell.durations import to_datetime
-from stepwell.errors import CallFailed
-from stepwell.reconnects import Reconnects
+from stepwell.errors import CallFailed, failure_of
+from stepwell.kinds import kind_name, kind_names, kind_number
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 
@@ -97,12 +97,14 @@ async def _follow(client: Client, request: pb.WakeStreamRequest, as_json: bool) 
 
 async def _messages(client: Client, request: pb.WakeStreamRequest) -> AsyncIterator[pb.WakeStreamResponse]:
     """What one stream has to say, until the server ends it or goes away."""
-    call: Any = DispatcherServiceStub(client.channel).WakeStream(request)
+    call: Any = client.stub(DispatcherServiceStub).WakeStream(request)
     try:
-        while (message := await client.call(call.read())) is not aio.EOF:
+        while (message := await call.read()) is not aio.EOF:
             yield message
             if message.draining:
                 return
+    except aio.AioRpcError as error:
+        raise failure_of(error, client.address) from None
     finally:
         call.cancel()
 
@@ -112,15 +114,15 @@ def _print_change(message: pb.WakeStreamResponse, as_json: bool) -> None:
         printing.print_json(message, one_line=True)
         return
     wake = message.next_wake
-    unserved = ", ".join(f"{kind_name(one.kind)} {one.name}" for one in wake.unserved)
+    unserved = ", ".join(f"{kind_name(work.kind)} {work.name}" for work in wake.unserved)
     at = f"{to_datetime(message.now):%H:%M:%S}  "
     printing.print_line(at, _when(wake, message.now), f"; no worker for {unserved}" if unserved else "")
 
 
 def _facts(wake: pb.NextWake, now: Timestamp) -> list[tuple[str, str]]:
     unserved = [
-        ("no worker for", f"{kind_name(one.kind)} {one.name}, due since {_readable(one.due_at)}")
-        for one in wake.unserved
+        ("no worker for", f"{kind_name(work.kind)} {work.name}, due since {_readable(work.due_at)}")
+        for work in wake.unserved
     ]
     return [
         ("next wake", _when(wake, now)),

@@ -45,7 +45,7 @@ async def _follow(client: Client, workflow: str, id: str, *, steps: bool, as_jso
 async def _show(client: Client, workflow: str, id: str, *, steps: bool, as_json: bool) -> Status:
     """Print every change of the instance and return how it ended."""
     shown = ""
-    with client.watches.follow(workflow, id, steps=steps) as follower:
+    with client.follow(workflow, id, steps=steps) as follower:
         while True:
             instance, changed = await follower.next()
             if as_json:

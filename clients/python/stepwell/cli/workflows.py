@@ -49,7 +49,7 @@ def create(
     )
 
     async def ask(client: Client) -> pb.Instance:
-        answer = await client.call(client.stub.CreateInstance(request, timeout=options.DEADLINE))
+        answer = await client.call(client.stub(WorkflowServiceStub).CreateInstance, request, options.DEADLINE)
         if wait is None:
             return answer.instance
         say_created(answer.instance)  # before it waits: whoever gives up can come back to it
@@ -191,7 +191,7 @@ async def _ended(client: Client, instance: pb.Instance, wait: timedelta) -> pb.I
     """The instance when it has ended or the time is over."""
     with (
         suppress(TimeoutError),
-        client.watches.follow(instance.workflow, instance.instance_id) as follower,
+        client.follow(instance.workflow, instance.instance_id) as follower,
     ):
         async with asyncio.timeout(wait.total_seconds()):
             while not status_of(instance).is_terminal:

@@ -9,32 +9,21 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeAlias, TypeVar
+from itertools import islice
+from typing import Generic, TypeAlias
 
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from stepwell.client.channel import pauses
+from stepwell.backoff import pauses
+from stepwell.calls import AnswerT, ItemT, ResultT
 from stepwell.errors import CallFailed, reason_name
+from stepwell.packing import packed
 from stepwell.v1.errors_pb2 import ItemError
 
-
-class Result(Protocol):
-    """The answer to one item of a batch."""
-
-    @property
-    def error(self) -> ItemError:
-        """Why it was refused; empty if it was not."""
-
-
-ItemT = TypeVar("ItemT", bound=Message)
-AnswerT = TypeVar("AnswerT")
-ResultT = TypeVar("ResultT", bound=Result)
-
-Send: TypeAlias = Callable[[list[ItemT], float], Awaitable[Sequence[AnswerT]]]
+Send: TypeAlias = Callable[[Sequence[ItemT], float], Awaitable[Sequence[AnswerT]]]
 """Sends items, each of which carries its request_id, within so many seconds; answers one by one."""
 
-MOST_BYTES = 3 * 1024 * 1024
 _UNAVAILABLE: int = StatusCode.UNAVAILABLE.value[0]
 _BUSY = frozenset({"SERVER_BUSY", "RATE_LIMITED"})
 
@@ -130,20 +119,12 @@ class Coalescer(Generic[ItemT, AnswerT]):
 
     def _take(self) -> list[_Asked[ItemT, AnswerT]]:
         """As many as may go together, without those that nobody waits for any more."""
-        batch: list[_Asked[ItemT, AnswerT]] = []
-        size = 0
-        while self._queue and len(batch) < self._most.number:
-            if self._queue[0].answer.done():
-                self._queue.popleft()
-                continue
-            size += self._queue[0].item.ByteSize()
-            if batch and size > MOST_BYTES:
-                break
-            batch.append(self._queue.popleft())
-        return batch
+        first = next(packed(self._queue, lambda asked: _size(asked.item), self._most.number), [])
+        batch = [self._queue.popleft() for _ in first]
+        return [asked for asked in batch if not asked.answer.done()]
 
 
-async def until_available(send: Send[ItemT, ResultT], items: list[ItemT], seconds: float) -> list[ResultT]:
+async def until_available(send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float) -> list[ResultT]:
     """Send items, and again those whose own answer is that the server cannot now, until the time is over.
 
     So does the channel with a call that is answered so as a whole. The caller cannot: it would be another request_id.
@@ -167,7 +148,7 @@ async def in_batches(
     """Send items in as few batches as their number and bytes allow, one after the other, each within the time."""
     results: list[ResultT] = []
     while len(results) < len(items):
-        batch = _first(items[len(results) : len(results) + most.number])
+        batch = next(packed(islice(items, len(results), None), _size, most.number))
         try:
             results += await until_available(send, batch, seconds)
         except CallFailed as failure:
@@ -176,16 +157,8 @@ async def in_batches(
     return results
 
 
-def _first(items: Sequence[ItemT]) -> list[ItemT]:
-    """As many as may go together by their bytes."""
-    batch: list[ItemT] = []
-    size = 0
-    for item in items:
-        size += item.ByteSize()
-        if batch and size > MOST_BYTES:
-            break
-        batch.append(item)
-    return batch
+def _size(item: Message) -> tuple[int, int]:
+    return item.ByteSize(), 1
 
 
 def _is_passing(error: ItemError) -> bool:

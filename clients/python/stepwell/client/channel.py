@@ -5,22 +5,17 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import random
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import grpc
 from grpc import aio
 
+from stepwell.backoff import pauses
 from stepwell.errors import PayloadInvalid, retry_delay_of
 
 MESSAGE_BYTES = 4 * 1024 * 1024
-
-_FIRST_PAUSE = 0.1
-_LONGEST_PAUSE = 2.0
-_PAUSE_FACTOR = 3
-_JITTER = 0.2
 
 # A call that ended so may have been executed: it is repeated under its request_id, or only reads. CANCELLED is what
 # calls hear that reach a server as it stops; one that the caller cancels is not repeated.
@@ -59,14 +54,6 @@ def open_channel(
         credentials = grpc.ssl_channel_credentials(None if tls_ca is None else tls_ca.read_bytes())
         repeats.channel = aio.secure_channel(address, credentials, options=_OPTIONS, interceptors=[repeats])
     return repeats.channel
-
-
-def pauses() -> Iterator[float]:
-    """Seconds before each further try, for as long as there is time for one."""
-    pause = _FIRST_PAUSE
-    while True:
-        yield pause * random.uniform(1 - _JITTER, 1 + _JITTER)
-        pause = min(_LONGEST_PAUSE, pause * _PAUSE_FACTOR)
 
 
 class _Repeats(aio.UnaryUnaryClientInterceptor):

@@ -6,19 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Generic, TypeVar, overload
+from typing import Any, Generic, TypeVar, overload
 
 from stepwell.errors import CallFailed, TransactionRefused
 from stepwell.hooks.definition import HookDefinition
-from stepwell.hooks.handle import Hook, NewHook, TriggeredHook, trigger_item
+from stepwell.hooks.handle import Hook, NewHook, TriggeredHook, hooks_of, trigger_item
 from stepwell.request_ids import identified
 from stepwell.retry import Retry
 from stepwell.v1 import transactions_pb2 as pb
-from stepwell.workflows.definition import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint
-from stepwell.workflows.handle import Instance, NewInstance, Workflow, create_item, event_item
-
-if TYPE_CHECKING:
-    from stepwell.client.client import Client
+from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
+from stepwell.workflows.definition import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint, workflow_of
+from stepwell.workflows.handle import Instance, NewInstance, Workflow, WorkflowCaller, create_item, event_item
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -32,7 +30,7 @@ class Transaction:
     one) or the block raises. The handles that they return are of use after the block.
     """
 
-    def __init__(self, client: Client) -> None:
+    def __init__(self, client: WorkflowCaller) -> None:
         self._client = client
         self._operations: list[pb.Operation] | None = None
         self._is_used = False
@@ -56,7 +54,7 @@ class Transaction:
     def hook(self, hook: str) -> HookOperations[Any]: ...
     def hook(self, hook: HookDefinition[Any] | str) -> HookOperations[Any]:
         """What can be done with a hook here: `trigger`."""
-        return HookOperations(self, self._client.hook(hook))
+        return HookOperations(self, hooks_of(self._client, hook))
 
     @overload
     def workflow(self, workflow: type[WorkflowEntrypoint[P, R]]) -> WorkflowOperations[P, R]: ...
@@ -66,8 +64,7 @@ class Transaction:
     def workflow(self, workflow: str) -> WorkflowOperations[Any, Any]: ...
     def workflow(self, workflow: AnyWorkflow | str) -> WorkflowOperations[Any, Any]:
         """What can be done with a workflow here: `create`, and `get(id).send_event`."""
-        accessor: Workflow[Any, Any] = self._client.workflow(workflow)
-        return WorkflowOperations(self, accessor)
+        return WorkflowOperations(self, workflow_of(self._client, workflow))
 
     def add(self, operation: pb.Operation) -> None:
         """Do this as well. RuntimeError outside of the block."""
@@ -78,7 +75,7 @@ class Transaction:
     async def _commit(self, operations: list[pb.Operation]) -> None:
         request = identified(pb.CommitRequest(namespace=self._client.namespace, operations=operations))
         try:
-            await self._client.call(self._client.transaction_stub.Commit(request, timeout=self._client.timeout))
+            await self._client.call(self._client.stub(TransactionServiceStub).Commit, request)
         except CallFailed as failure:
             if "operation" in failure.metadata:
                 raise TransactionRefused(failure) from None

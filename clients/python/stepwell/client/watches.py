@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 import grpc
 from grpc import aio
 
+from stepwell.backoff import Reconnects
 from stepwell.errors import CallFailed, failure_of, refusal_of
-from stepwell.reconnects import Reconnects
 from stepwell.v1 import workflows_pb2 as pb
 
 if TYPE_CHECKING:

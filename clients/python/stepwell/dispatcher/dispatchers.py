@@ -22,13 +22,13 @@ from typing import Any, TypeAlias, TypedDict, TypeVar, Unpack
 
 import grpc
 
+from stepwell.backoff import Reconnects
 from stepwell.clocks import Clock, LoopClock, Timer, sleep
 from stepwell.dispatcher.alarms import Alarm, LoopAlarm
 from stepwell.dispatcher.pauses import Pauses
 from stepwell.dispatcher.processors import FollowedProcessor, NextWake, Processor, ProcessorsFailed
 from stepwell.durations import DurationLike, to_seconds
 from stepwell.errors import CallFailed
-from stepwell.reconnects import Reconnects
 
 T = TypeVar("T")
 U = TypeVar("U")

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+from stepwell.backoff import Backoff
 from stepwell.dispatcher.processors import NextWake
-
-_MOST_DOUBLINGS = 30
 
 
 class Pauses:
     """After a pass that handled nothing the `first` pause, doubling to the `longest`, until the wake's number grows."""
 
     def __init__(self, first: float, longest: float) -> None:
-        self._first = first
-        self._longest = longest
+        self._backoff = Backoff(first, longest)
         self._empty_passes = 0
         self._until = 0.0
         self._number: int | None = None
@@ -22,7 +20,7 @@ class Pauses:
         if count:
             self._end()
             return
-        self._until = at + min(self._longest, self._first * 2 ** min(self._empty_passes, _MOST_DOUBLINGS))
+        self._until = at + self._backoff.next_pause()
         self._empty_passes += 1
 
     def failed(self, now: float) -> float:
@@ -44,5 +42,6 @@ class Pauses:
         return 0.0 if is_early else self._until
 
     def _end(self) -> None:
+        self._backoff.reset()
         self._empty_passes = 0
         self._until = 0.0

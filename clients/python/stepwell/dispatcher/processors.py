@@ -11,8 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import cached_property
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import Any, Protocol, Self
 
 import grpc
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -21,14 +20,10 @@ from grpc import aio
 from stepwell.client.client import Client
 from stepwell.durations import DurationLike, to_datetime, to_duration, to_seconds
 from stepwell.errors import CallFailed, failure_of
+from stepwell.kinds import kind_name, kind_number
 from stepwell.v1 import dispatchers_pb2 as pb
-from stepwell.v1 import workers_pb2
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 
-if TYPE_CHECKING:
-    from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceAsyncStub
-
-_KIND = "HANDLER_KIND_"
 _SILENT_SECONDS = 45.0  # three of the server's keepalives
 _MOST_REPLICAS = 100
 
@@ -166,18 +161,20 @@ class ServerProcessor:
     async def process(self) -> int:
         """Have what is due handed out. CallFailed if the server refuses or cannot be reached."""
         request = pb.ProcessRequest(namespace=self.namespace, filter=self._filter, **self._bounds)  # type: ignore[arg-type]
-        answer = await self._client.call(self._stub.Process(request, timeout=self._client.timeout + self._wait))
+        method = self._client.stub(DispatcherServiceStub).Process
+        answer = await self._client.call(method, request, self._client.timeout + self._wait)
         return answer.processed if self._wait else answer.handed_out
 
     async def next_wake(self) -> NextWake:
         """Ask the server. CallFailed if it refuses or cannot be reached."""
         request = pb.GetNextWakeRequest(namespace=self.namespace, filter=self._filter)
-        answer = await self._client.call(self._stub.GetNextWake(request, timeout=self._client.timeout))
+        answer = await self._client.call(self._client.stub(DispatcherServiceStub).GetNextWake, request)
         return self._read(answer.next_wake, answer.now)
 
     async def follow(self) -> AsyncIterator[NextWake]:
         """Follow the server's stream to its end. CallFailed if the stream is refused, breaks or falls silent."""
-        call: Any = self._stub.WakeStream(pb.WakeStreamRequest(namespace=self.namespace, filter=self._filter))
+        request = pb.WakeStreamRequest(namespace=self.namespace, filter=self._filter)
+        call: Any = self._client.stub(DispatcherServiceStub).WakeStream(request)
         try:
             while True:
                 async with asyncio.timeout(_SILENT_SECONDS):
@@ -193,10 +190,6 @@ class ServerProcessor:
             raise CallFailed(grpc.StatusCode.UNAVAILABLE, "the server fell silent") from None
         finally:
             call.cancel()
-
-    @cached_property
-    def _stub(self) -> DispatcherServiceAsyncStub:
-        return DispatcherServiceStub(self._client.channel)
 
     def _read(self, wake: pb.NextWake, now: Timestamp) -> NextWake:
         """Both times are the server's: their difference holds whatever the clocks here say."""
@@ -215,32 +208,13 @@ class ServerProcessor:
         self._number += 1
 
 
-def kind_number(kind: str) -> workers_pb2.HandlerKind.ValueType:
-    """The wire's number for a kind of handler, such as "workflow". ValueError if there is no such kind."""
-    try:
-        return workers_pb2.HandlerKind.Value(f"{_KIND}{kind.upper()}")
-    except ValueError:
-        raise ValueError(f"there is no kind of handler {kind!r}: {', '.join(kind_names())}") from None
-
-
-def kind_name(number: int) -> str:
-    """The word for a kind of handler; a number that is not known stays a number."""
-    value = workers_pb2.HandlerKind.DESCRIPTOR.values_by_number.get(number)
-    return str(number) if value is None else value.name.removeprefix(_KIND).lower()
-
-
-def kind_names() -> list[str]:
-    """The words for all kinds of handlers."""
-    return [kind_name(number) for number in workers_pb2.HandlerKind.values() if number]
-
-
-def _unserved(one: pb.Unserved) -> Unserved:
-    return Unserved(kind_name(one.kind), one.name, to_datetime(one.due_at))
+def _unserved(work: pb.Unserved) -> Unserved:
+    return Unserved(kind_name(work.kind), work.name, to_datetime(work.due_at))
 
 
 def _earliest(wakes: Sequence[NextWake]) -> NextWake:
     delays = [wake.delay for wake in wakes if wake.delay is not None]
-    unserved = tuple(one for wake in wakes for one in wake.unserved)
+    unserved = tuple(work for wake in wakes for work in wake.unserved)
     return NextWake(min(delays, default=None), sum(wake.number for wake in wakes), unserved)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar, overload
 
-from stepwell.hooks.handlers import Handler, JobContext, handler_of
+from stepwell.handlers import Handler, JobContext, handler_of
 from stepwell.retry import Retry
 from stepwell.signatures import first_line
 

@@ -5,26 +5,24 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from functools import partial
+from typing import Any, Generic, TypeVar
 
 from grpc import StatusCode
 
 from stepwell import checks
-from stepwell.client.batching import in_batches
+from stepwell.calls import PAGE, Caller, pages
 from stepwell.durations import to_timestamp
 from stepwell.errors import CallFailed, refusal_of
+from stepwell.hooks.definition import HookDefinition
+from stepwell.hooks.info import HookState, HookStatus, HookTarget, hook_state, hook_status_numbers, hook_target
 from stepwell.payloads import to_payload
 from stepwell.request_ids import identified
 from stepwell.retry import Retry
 from stepwell.v1 import hooks_pb2 as pb
-from stepwell.workflows.info import HookState, HookStatus, HookTarget, hook_state, hook_status_numbers, hook_target
-
-if TYPE_CHECKING:
-    from stepwell.client.client import Client
+from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 
 P = TypeVar("P")
-
-_PAGE = 100
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +39,7 @@ class NewHook(Generic[P]):
 class Hook(Generic[P]):
     """Hooks of a name, on the server: triggers, finds and lists them, and says which webhook they go to."""
 
-    client: Client
+    client: Caller
     name: str
     retry: Retry | None = None
 
@@ -58,7 +56,7 @@ class Hook(Generic[P]):
         `retry` is stored with it; left out, it is the definition's, and then the server's default.
         """
         new = NewHook(payload=payload, id=id, process_at=process_at, retry=retry)
-        result = await self.client.trigger_coalesced(trigger_item(self.name, new, self.retry))
+        result = await self.client.submit(trigger_all, trigger_item(self.name, new, self.retry))
         return self._triggered(result)
 
     async def trigger_batch(self, batch: Iterable[NewHook[P] | Mapping[str, Any]]) -> list[TriggeredHook]:
@@ -68,7 +66,7 @@ class Hook(Generic[P]):
         """
         news = [new if isinstance(new, NewHook) else NewHook(**new) for new in batch]
         items = [trigger_item(self.name, new, self.retry) for new in news]
-        results = await in_batches(self._send_batch, items, self.client.timeout, self.client.most_items)
+        results = await self.client.submit_all(trigger_all, items)
         return [self._triggered(result) for result in results]
 
     async def get(self, id: str) -> TriggeredHook:
@@ -88,15 +86,11 @@ class Hook(Generic[P]):
             namespace=self.client.namespace,
             name=self.name,
             statuses=hook_status_numbers(status),
-            page_size=_PAGE,
+            page_size=PAGE,
         )
-        while True:
-            page = await self.client.call(self.client.hook_stub.ListHooks(request, timeout=self.client.timeout))
+        async for page in pages(partial(self.client.call, self.client.stub(HookServiceStub).ListHooks), request):
             for hook in page.hooks:
                 yield hook_state(hook)
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
 
     async def put_target(self, url: str, *, secrets: Iterable[str] = ()) -> HookTarget:
         """Send hooks of this name to an https URL from now on; also enables a target again.
@@ -109,20 +103,13 @@ class Hook(Generic[P]):
             url=checks.text("url", url),
             secrets=checks.texts("secrets", secrets),
         )
-        calling = self.client.hook_stub.PutHookTarget(identified(request), timeout=self.client.timeout)
-        answer = await self.client.call(calling)
+        answer = await self.client.call(self.client.stub(HookServiceStub).PutHookTarget, identified(request))
         return hook_target(answer.target, answer.secrets)
 
     async def delete_target(self) -> None:
         """Send hooks of this name to no webhook any more. Those that have not ended wait for a worker, or a target."""
         request = identified(pb.DeleteHookTargetRequest(namespace=self.client.namespace, name=self.name))
-        await self.client.call(self.client.hook_stub.DeleteHookTarget(request, timeout=self.client.timeout))
-
-    async def _send_batch(
-        self, items: Sequence[pb.TriggerHooksItem], seconds: float
-    ) -> Sequence[pb.TriggerHooksResult]:
-        request = pb.TriggerHooksRequest(namespace=self.client.namespace, items=items)
-        return (await self.client.call(self.client.hook_stub.TriggerHooks(request, timeout=seconds))).results
+        await self.client.call(self.client.stub(HookServiceStub).DeleteHookTarget, request)
 
     def _triggered(self, result: pb.TriggerHooksResult) -> TriggeredHook:
         if result.HasField("error"):
@@ -134,7 +121,7 @@ class Hook(Generic[P]):
 class TriggeredHook:
     """One hook, on the server: a handle that holds its id."""
 
-    client: Client
+    client: Caller
     name: str
     id: str
 
@@ -145,18 +132,43 @@ class TriggeredHook:
     async def retry(self) -> None:
         """Let it be executed at once: one that failed or was cancelled begins anew, one that waits no longer does."""
         request = identified(pb.RetryHookRequest(namespace=self.client.namespace, hook_id=self.id))
-        await self.client.call(self.client.hook_stub.RetryHook(request, timeout=self.client.timeout))
+        await self.client.call(self.client.stub(HookServiceStub).RetryHook, request)
 
     async def cancel(self) -> None:
         """End it, if it has not ended. A handler that executes is told to stop."""
         request = identified(pb.CancelHookRequest(namespace=self.client.namespace, hook_id=self.id))
-        await self.client.call(self.client.hook_stub.CancelHook(request, timeout=self.client.timeout))
+        await self.client.call(self.client.stub(HookServiceStub).CancelHook, request)
 
     async def fetch(self) -> pb.Hook:
         """The hook as the wire has it."""
         request = pb.GetHookRequest(namespace=self.client.namespace, hook_id=self.id)
-        answer = await self.client.call(self.client.hook_stub.GetHook(request, timeout=self.client.timeout))
+        answer = await self.client.call(self.client.stub(HookServiceStub).GetHook, request)
         return answer.hook
+
+
+def hooks_of(client: Caller, hook: HookDefinition[Any] | str) -> Hook[Any]:
+    """The hooks of a name, on the server. TypeError if there is neither a definition nor a name."""
+    if isinstance(hook, str):
+        return Hook(client, hook)
+    if not isinstance(hook, HookDefinition):
+        raise TypeError(f"a hook is made by @hook(...), or the name of one, not {hook!r}")
+    return Hook(client, hook.name, hook.retry)
+
+
+async def targets_of(client: Caller) -> AsyncIterator[HookTarget]:
+    """The webhooks of the client's namespace, without their secrets."""
+    request = pb.ListHookTargetsRequest(namespace=client.namespace)
+    async for page in pages(partial(client.call, client.stub(HookServiceStub).ListHookTargets), request):
+        for target in page.targets:
+            yield hook_target(target)
+
+
+async def trigger_all(
+    client: Caller, items: Sequence[pb.TriggerHooksItem], seconds: float
+) -> Sequence[pb.TriggerHooksResult]:
+    """Store hooks, each answered by itself."""
+    request = pb.TriggerHooksRequest(namespace=client.namespace, items=items)
+    return (await client.call(client.stub(HookServiceStub).TriggerHooks, request, seconds)).results
 
 
 def trigger_item(name: str, new: NewHook[Any], default: Retry | None) -> pb.TriggerHooksItem:

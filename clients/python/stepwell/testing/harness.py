@@ -79,7 +79,7 @@ class Harness:
         async with contextlib.AsyncExitStack() as stack:
             address = self._address or (await stack.enter_async_context(VirtualServer())).address
             self._client = await stack.enter_async_context(Client(address, namespace=self.namespace))
-            self._clock = ClockServiceStub(self._client.channel)
+            self._clock = self._client.stub(ClockServiceStub)
             await self._prepare()
             stack.push_async_callback(self.stop_worker)
             await self.start_worker()
@@ -113,7 +113,7 @@ class Harness:
         )
         ends = asyncio.get_running_loop().time() + self._patience
         while True:
-            answer = await self._client.call(self._clock.AdvanceClock(request, timeout=_SECONDS_PER_ADVANCE))
+            answer = await self._client.call(self._clock.AdvanceClock, request, _SECONDS_PER_ADVANCE)
             now = to_datetime(answer.now)
             if answer.arrived:
                 return now
@@ -228,13 +228,12 @@ class Harness:
             raise RuntimeError(f"the clock of {self._client.address} is real: start that server with --virtual-clock")
         if self.namespace == "default":
             return
-        namespaces = NamespaceServiceStub(self._client.channel)
         request = CreateNamespaceRequest(name=self.namespace, request_id=uuid4().hex)
         try:
-            await self._client.call(namespaces.CreateNamespace(request, timeout=self._client.timeout))
+            await self._client.call(self._client.stub(NamespaceServiceStub).CreateNamespace, request)
         except CallFailed as failure:
             if failure.code is not StatusCode.ALREADY_EXISTS:
                 raise
 
     async def _read_clock(self) -> pb.GetClockResponse:
-        return await self._client.call(self._clock.GetClock(pb.GetClockRequest(), timeout=self._client.timeout))
+        return await self._client.call(self._clock.GetClock, pb.GetClockRequest())

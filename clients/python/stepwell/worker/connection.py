@@ -9,16 +9,16 @@ from typing import Any
 import grpc
 from grpc import aio
 
+from stepwell.backoff import Reconnects
 from stepwell.client.client import Client
 from stepwell.clocks import Timer
 from stepwell.errors import CallFailed, failure_of
 from stepwell.logs import ERROR, INFO, WARNING, log
-from stepwell.reconnects import Reconnects
+from stepwell.packing import packed
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.worker.held_work import Holdings
 
-_MESSAGE_BYTES = 3 * 1024 * 1024
 _MESSAGE_FRAMES = 1000
 """Frames of one message, and step bodies that begin with them."""
 _WELCOME_SECONDS = 10.0
@@ -35,7 +35,7 @@ class Connection:
     def __init__(self, client: Client, holdings: Holdings, hello: Callable[[], pb.Hello]) -> None:
         self.is_welcome = asyncio.Event()
         self.last_failure: CallFailed | None = None
-        self._stub = WorkerServiceStub(client.channel)
+        self._stub = client.stub(WorkerServiceStub)
         self._address = client.address
         self._holdings = holdings
         self._hello = hello
@@ -202,16 +202,9 @@ def _is_cancelled() -> bool:
 
 
 def in_messages(frames: list[pb.WorkerFrame]) -> Iterator[list[pb.WorkerFrame]]:
-    """Frames in as few messages as their bytes and their number allow."""
-    message: list[pb.WorkerFrame] = []
-    size = count = 0
-    for frame in frames:
-        length, things = frame.ByteSize(), 1 + len(frame.opens)
-        if message and (size + length > _MESSAGE_BYTES or count + things > _MESSAGE_FRAMES):
-            yield message
-            message, size, count = [], 0, 0
-        message.append(frame)
-        size += length
-        count += things
-    if message:
-        yield message
+    """Frames in as few messages as the server's bounds allow."""
+    return packed(frames, _size, _MESSAGE_FRAMES)
+
+
+def _size(frame: pb.WorkerFrame) -> tuple[int, int]:
+    return frame.ByteSize(), 1 + len(frame.opens)

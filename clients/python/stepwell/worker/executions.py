@@ -6,21 +6,13 @@ import asyncio
 import inspect
 from collections.abc import Awaitable, Callable
 from contextvars import Context
-from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeAlias
 
 from stepwell.clocks import Clock, Timer
+from stepwell.handlers import Body, Outcome
+from stepwell.signatures import is_async
 from stepwell.worker.strays import found_family
 from stepwell.worker.threads import Pool
-
-
-@dataclass(slots=True)
-class Outcome:
-    """How a function of the user's ended: with a value, or with an error."""
-
-    value: Any = None
-    error: BaseException | None = None
 
 
 async def outcome_of(function: Callable[[], Awaitable[Any]]) -> Outcome:
@@ -56,18 +48,7 @@ class Surroundings(Protocol):
         """Nobody wants the task's outcome any more: tell it to end, and see whether it does when the worker closes."""
 
 
-Body: TypeAlias = Callable[[], Any]
 Ended: TypeAlias = Callable[[Outcome], None]
-
-
-def is_async(function: Callable[..., Any]) -> bool:
-    """Whether calling the function gives something to await, as far as one can tell without calling it."""
-    while isinstance(function, partial):
-        function = function.func
-    code = getattr(function, "__code__", None)
-    if code is not None:  # of a function or a method; inspect takes long to find the same
-        return bool(code.co_flags & inspect.CO_COROUTINE)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
 
 
 class Execution:

@@ -6,22 +6,21 @@ import asyncio
 import inspect
 import sys
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import Any, NoReturn
 
 from stepwell import payloads
 from stepwell.durations import to_datetime
 from stepwell.errors import PayloadInvalid, to_failure
+from stepwell.handlers import Outcome
 from stepwell.logs import WARNING, log
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import Failure
 from stepwell.v1.server_pb2 import Limits
 from stepwell.worker import strays
-from stepwell.worker.executions import Ended, Outcome, Surroundings, ended_with, outcome_of
+from stepwell.worker.executions import Ended, Surroundings, ended_with, outcome_of
 from stepwell.workflows.definition import WorkflowDefinition, WorkflowEvent
+from stepwell.workflows.handle import WorkflowCaller
 from stepwell.workflows.steps import WorkflowStep
-
-if TYPE_CHECKING:
-    from stepwell.client.client import Client
 
 
 class WorkflowFunction:
@@ -29,7 +28,7 @@ class WorkflowFunction:
 
     __slots__ = ("_client", "_family", "_loop", "_task", "_was_warned_of", "definition", "identity", "key")
 
-    def __init__(self, definition: WorkflowDefinition[Any, Any], client: Client | None, key: str) -> None:
+    def __init__(self, definition: WorkflowDefinition[Any, Any], client: WorkflowCaller | None, key: str) -> None:
         self.definition = definition
         self.key = key
         self.identity: tuple[str | int, ...] = ()  # of the run, unlike any other there ever was

@@ -10,7 +10,7 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from weakref import WeakSet
 
 from stepwell.apps import App
@@ -27,9 +27,7 @@ from stepwell.worker.server_terms import Terms, origin_of, terms_of
 from stepwell.worker.threads import Pool
 from stepwell.worker.work import Phase, Work
 from stepwell.workflows.definition import WorkflowDefinition
-
-if TYPE_CHECKING:
-    from stepwell.client.client import Client
+from stepwell.workflows.handle import WorkflowCaller
 
 _SECONDS_TO_END = 1.0
 
@@ -86,7 +84,7 @@ class Holdings:
     """The work of one worker, by task, and the suspended runs by instance; also the host of all of it."""
 
     def __init__(
-        self, app: App, client: Client | None, pool: Pool, clock: Clock, capacity: Capacity | None = None
+        self, app: App, client: WorkflowCaller | None, pool: Pool, clock: Clock, capacity: Capacity | None = None
     ) -> None:
         self.terms = Terms()
         self.clock = clock

@@ -12,12 +12,12 @@ from typing import Any
 
 from stepwell.durations import to_datetime
 from stepwell.errors import JobTimeoutError, to_failure
+from stepwell.handlers import JobContext, Outcome
 from stepwell.hooks.definition import HookDefinition
-from stepwell.hooks.handlers import JobContext
 from stepwell.logs import WARNING, log
-from stepwell.request_ids import Caller
+from stepwell.request_ids import RequestIds
 from stepwell.v1 import workers_pb2 as pb
-from stepwell.worker.executions import Execution, Outcome
+from stepwell.worker.executions import Execution
 from stepwell.worker.outgoing import Reports
 from stepwell.worker.work import Host
 
@@ -48,7 +48,7 @@ class Job:
         )
         self._about = {"hook": context.name, "hook_id": context.id, "attempt": context.attempt}
         body = self._definition.handler.bind(task.payload, context)
-        self._execution.start(body, Caller(context.idempotency_key).enter(copy_context()))
+        self._execution.start(body, RequestIds(context.idempotency_key).enter(copy_context()))
         if task.HasField("timeout") and not self._host.terms.virtual_clock:
             self._execution.limit(task.timeout.ToTimedelta().total_seconds(), JobTimeoutError)
 

@@ -1,12 +1,11 @@
-"""Turns of the event loop, counted once for everybody who waits for some of them to pass."""
+"""Turns of the event loop, counted once for all runs that wait for some of them to pass, and its callbacks."""
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
 from collections.abc import Callable
-
-from stepwell.callbacks import call_back
+from typing import Any
 
 
 class Turns:
@@ -38,3 +37,13 @@ class Turns:
             self._is_counting = False
         for callback in callbacks:
             call_back(self._loop, callback)
+
+
+def call_back(loop: asyncio.AbstractEventLoop, callback: Callable[..., None], *args: Any) -> None:
+    """Call back as the loop does: an exception goes to its handler, and keeps no other callback from being called."""
+    try:
+        callback(*args)
+    except (SystemExit, KeyboardInterrupt):
+        raise
+    except BaseException as error:
+        loop.call_exception_handler({"message": f"exception in callback {callback!r}", "exception": error})

@@ -13,27 +13,25 @@ import asyncio
 import math
 from collections.abc import Iterator
 from contextvars import copy_context
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from stepwell import payloads
 from stepwell.errors import DuplicateStepKey, PayloadInvalid, StepMaxAttemptsExceeded, StepResultInvalid
+from stepwell.handlers import Body, Outcome
 from stepwell.logs import WARNING, log
-from stepwell.request_ids import Caller
+from stepwell.request_ids import RequestIds
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Failure
 from stepwell.worker import step_records as records
-from stepwell.worker.executions import Body, Outcome
 from stepwell.worker.function import WorkflowFunction, finish_of
 from stepwell.worker.outgoing import Report, Reports
 from stepwell.worker.step_calls import CallState, StepCall
 from stepwell.worker.step_records import StepRecords
 from stepwell.worker.work import Host, Phase
 from stepwell.workflows.definition import WorkflowDefinition
+from stepwell.workflows.handle import WorkflowCaller
 from stepwell.workflows.steps import StepOptions, Timers, WorkflowStep
-
-if TYPE_CHECKING:
-    from stepwell.client.client import Client
 
 # Turns of the loop without news after which the function counts as at rest. A result needs three to come through
 # gather() or a TaskGroup, and two more for each one around it. Too few cost a message, never correctness.
@@ -43,7 +41,9 @@ _TURNS_TO_REST = 5
 class Run:
     """One run of an instance; see the module's docstring."""
 
-    def __init__(self, host: Host, definition: WorkflowDefinition[Any, Any], client: Client | None, key: str) -> None:
+    def __init__(
+        self, host: Host, definition: WorkflowDefinition[Any, Any], client: WorkflowCaller | None, key: str
+    ) -> None:
         self.task_id = 0
         self.fence = 0
         self.run_number = 0
@@ -318,7 +318,7 @@ class Run:
 
     def _begin(self, call: StepCall) -> None:
         self._move(call, CallState.EXECUTING)
-        call.execute(self._body_ended, Caller(*self._function.identity, call.name), self._host)
+        call.execute(self._body_ended, RequestIds(*self._function.identity, call.name), self._host)
         self._begun.append(call)
 
     def _body_ended(self, call: StepCall, outcome: Outcome) -> None:

@@ -17,11 +17,12 @@ from stepwell.errors import (
     raised_for,
     to_failure,
 )
-from stepwell.request_ids import Caller
+from stepwell.handlers import Body, Outcome
+from stepwell.request_ids import RequestIds
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Payload
-from stepwell.worker.executions import Body, Execution, Outcome, Surroundings
+from stepwell.worker.executions import Execution, Surroundings
 from stepwell.worker.server_terms import Terms
 from stepwell.workflows.steps import StepOptions
 
@@ -58,12 +59,12 @@ class StepCall:
         """Whether an execution is under way, or announced."""
         return self.state in (CallState.OPENING, CallState.EXECUTING)
 
-    def execute(self, ended: Callable[[StepCall, Outcome], None], caller: Caller, around: Surroundings) -> None:
-        """Begin the body, as this caller. How it ends is told to `ended`, unless it is abandoned."""
+    def execute(self, ended: Callable[[StepCall, Outcome], None], ids: RequestIds, around: Surroundings) -> None:
+        """Begin the body, whose calls get these ids. How it ends is told to `ended`, unless it is abandoned."""
         assert self.body is not None and self.context is not None
         self.execution = Execution(partial(ended, self), around)
         # A copy each time: a thread that timed out may still be inside the one before.
-        self.execution.start(self.body, caller.enter(self.context.copy()))
+        self.execution.start(self.body, ids.enter(self.context.copy()))
 
     def limit(self, terms: Terms) -> None:
         """Fail the execution after the step's timeout. On a virtual clock the server does that."""

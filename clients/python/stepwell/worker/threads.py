@@ -13,7 +13,7 @@ from queue import SimpleQueue
 from threading import Thread
 from typing import Any, Protocol, TypeAlias
 
-from stepwell.callbacks import call_back
+from stepwell.worker.loop_turns import call_back
 
 Job: TypeAlias = Callable[[], Any]
 Done: TypeAlias = Callable[[Any], None]

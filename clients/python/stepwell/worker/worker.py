@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from types import TracebackType
 from typing import Any
 
-import stepwell
 from stepwell.apps import App
 from stepwell.client.client import Client
 from stepwell.clocks import Clock, LoopClock, sleep
 from stepwell.durations import DurationLike, to_seconds
 from stepwell.hooks.definition import HookDefinition
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.version import __version__
 from stepwell.worker.connection import Connection
 from stepwell.worker.held_work import Capacity, Holdings
 from stepwell.worker.threads import ThreadPool
@@ -167,7 +167,7 @@ class Worker:
         return pb.Hello(
             worker_id=self.worker_id,
             session_id=self._session_id,
-            sdk=f"stepwell-python/{stepwell.__version__}",
+            sdk=f"stepwell-python/{__version__}",
             protocol_version=PROTOCOL_VERSION,
             namespace=self._client.namespace,
             handlers=[

@@ -6,25 +6,11 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import (
-    TYPE_CHECKING,
-    Any,
-    ClassVar,
-    Generic,
-    TypeAlias,
-    TypeVar,
-    get_args,
-    get_origin,
-    overload,
-)
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args, get_origin, overload
 
-from stepwell.signatures import concrete, first_line, hints_of
-from stepwell.worker.executions import is_async
+from stepwell.signatures import concrete, first_line, hints_of, is_async
+from stepwell.workflows.handle import Workflow, WorkflowCaller
 from stepwell.workflows.steps import WorkflowStep
-
-if TYPE_CHECKING:
-    from stepwell.client.client import Client
-    from stepwell.workflows.handle import Workflow
 
 P = TypeVar("P")
 R = TypeVar("R")
@@ -54,7 +40,7 @@ class WorkflowEntrypoint(Generic[P, R]):
     """
 
     name: ClassVar[str]
-    _client: Client | None = None
+    _client: WorkflowCaller | None = None
 
     async def run(self, event: WorkflowEvent[P], step: WorkflowStep) -> R:
         """The workflow itself: everything with an effect belongs into a step."""
@@ -70,7 +56,7 @@ class WorkflowEntrypoint(Generic[P, R]):
         """Access to another workflow through the worker's client; to be used inside steps."""
         if self._client is None:
             raise RuntimeError("workflow() is for runs that a Worker executes: this object has no client")
-        return self._client.workflow(workflow)
+        return workflow_of(self._client, workflow)
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +67,7 @@ class WorkflowDefinition(Generic[P, R]):
     description: str
     params_type: Any
     result_type: Any
-    program: Callable[[Client | None], Program] = field(repr=False)
+    program: Callable[[WorkflowCaller | None], Program] = field(repr=False)
 
     def __call__(self, event: WorkflowEvent[P], step: WorkflowStep) -> Awaitable[R]:
         """Call the workflow like the function that it was written as, for instance in a test of its own."""
@@ -124,8 +110,16 @@ def definition_of(workflow: AnyWorkflow) -> WorkflowDefinition[Any, Any]:
     )
 
 
-def _program(cls: type[WorkflowEntrypoint[Any, Any]]) -> Callable[[Client | None], Program]:
-    def program(client: Client | None) -> Program:
+def workflow_of(client: WorkflowCaller, workflow: AnyWorkflow | str) -> Workflow[Any, Any]:
+    """A workflow on the server: by its definition, with its types, or by its name, with plain JSON."""
+    if isinstance(workflow, str):
+        return Workflow(client, workflow, None)
+    definition = definition_of(workflow)
+    return Workflow(client, definition.name, definition.result_type)
+
+
+def _program(cls: type[WorkflowEntrypoint[Any, Any]]) -> Callable[[WorkflowCaller | None], Program]:
+    def program(client: WorkflowCaller | None) -> Program:
         entrypoint = cls()
         entrypoint._client = client
         return entrypoint.run

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeAlias, TypeVar
+from functools import partial
+from typing import Any, Generic, Literal, Protocol, TypeAlias, TypeVar
 
 from stepwell import checks
-from stepwell.client.batching import in_batches
+from stepwell.calls import PAGE, Caller, pages
 from stepwell.durations import DurationLike, InstantLike, to_duration, to_seconds, to_timedelta, to_timestamp, to_words
 from stepwell.errors import WorkflowFailed, WorkflowTerminated, refusal_of
 from stepwell.payloads import from_payload, to_payload
 from stepwell.request_ids import identified
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
+from stepwell.views import error_info
 from stepwell.workflows.info import (
     HistoryEntry,
     InstanceChange,
     InstanceStatus,
     Status,
-    error_info,
     history_entry,
     instance_status,
     status_numbers,
@@ -28,16 +31,28 @@ from stepwell.workflows.info import (
     step_entry,
 )
 
-if TYPE_CHECKING:
-    from stepwell.client.client import Client
-
 P = TypeVar("P")
 R = TypeVar("R")
 
 Order: TypeAlias = Literal["newest", "oldest"]
 
 _ORDERS = {"newest": pb.LIST_ORDER_NEWEST_FIRST, "oldest": pb.LIST_ORDER_OLDEST_FIRST}
-_PAGE = 100
+
+
+class InstanceFollower(Protocol):
+    """Follows an instance on the client's stream."""
+
+    async def next(self) -> tuple[pb.Instance, list[pb.Step]]:
+        """The newest state that was not taken yet, and the steps that changed up to it."""
+
+
+class WorkflowCaller(Caller, Protocol):
+    """The client, as handles of workflows and instances see it."""
+
+    def follow(
+        self, workflow: str, instance_id: str, *, steps: bool = False
+    ) -> AbstractContextManager[InstanceFollower]:
+        """Follow an instance inside a `with` block, beginning with its present state."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +68,7 @@ class NewInstance(Generic[P]):
 class Workflow(Generic[P, R]):
     """A workflow on the server: starts, finds and lists its instances."""
 
-    client: Client
+    client: WorkflowCaller
     name: str
     result_type: Any = None
 
@@ -71,7 +86,7 @@ class Workflow(Generic[P, R]):
         if wait is not None:
             return await self._create_and_wait(NewInstance(id=id, params=params, labels=labels), wait)
         item = create_item(self.name, NewInstance(id=id, params=params, labels=labels))
-        result = await self.client.create_coalesced(item)
+        result = await self.client.submit(create_all, item)
         if result.HasField("error"):
             raise refusal_of(result.error)
         return self._instance(result.instance.instance_id)
@@ -84,7 +99,7 @@ class Workflow(Generic[P, R]):
         """
         news = [new if isinstance(new, NewInstance) else NewInstance(**new) for new in batch]
         items = [create_item(self.name, new) for new in news]
-        results = await in_batches(self._send_batch, items, self.client.timeout, self.client.most_items)
+        results = await self.client.submit_all(create_missing, items)
         for result in results:
             if result.HasField("error"):
                 raise refusal_of(result.error)
@@ -114,24 +129,13 @@ class Workflow(Generic[P, R]):
             created_from=None if created_from is None else to_timestamp(created_from),
             created_before=None if created_before is None else to_timestamp(created_before),
             view=pb.INSTANCE_VIEW_BASIC,
-            page_size=_PAGE,
+            page_size=PAGE,
             order=_order_number(order),
         )
-        while True:
-            page = await self.client.call(self.client.stub.ListInstances(request, timeout=self.client.timeout))
+        call = partial(self.client.call, self.client.stub(WorkflowServiceStub).ListInstances)
+        async for page in pages(call, request):
             for instance in page.instances:
                 yield instance_status(instance)
-            if not page.next_page_token:
-                return
-            request.page_token = page.next_page_token
-
-    async def _send_batch(
-        self, items: Sequence[pb.CreateInstancesItem], seconds: float
-    ) -> Sequence[pb.CreateInstancesResult]:
-        request = pb.CreateInstancesRequest(
-            namespace=self.client.namespace, items=items, on_existing=pb.ON_EXISTING_SKIP
-        )
-        return (await self.client.call(self.client.stub.CreateInstances(request, timeout=seconds))).results
 
     async def _create_and_wait(self, new: NewInstance[P], wait: DurationLike) -> Instance[R]:
         item = create_item(self.name, new)
@@ -144,8 +148,8 @@ class Workflow(Generic[P, R]):
             wait=to_duration(wait),
             request_id=item.request_id,
         )
-        deadline = self.client.timeout + to_seconds(wait)
-        answer = await self.client.call(self.client.stub.CreateInstance(request, timeout=deadline))
+        method = self.client.stub(WorkflowServiceStub).CreateInstance
+        answer = await self.client.call(method, request, self.client.timeout + to_seconds(wait))
         ended = answer.instance if status_of(answer.instance).is_terminal else None
         return Instance(self.client, self.name, answer.instance.instance_id, self.result_type, ended)
 
@@ -157,7 +161,7 @@ class Workflow(Generic[P, R]):
 class Instance(Generic[R]):
     """One execution of a workflow, on the server: a handle that holds its id, and the end if `create` waited for it."""
 
-    client: Client
+    client: WorkflowCaller
     workflow: str
     id: str
     result_type: Any = None
@@ -184,31 +188,31 @@ class Instance(Generic[R]):
 
     async def send_event(self, type: str, payload: Any = None) -> None:
         """Send an event: to the step that waits for its type, or kept until one does."""
-        result = await self.client.send_coalesced(event_item(self.workflow, self.id, type, payload))
+        result = await self.client.submit(send_all, event_item(self.workflow, self.id, type, payload))
         if result.HasField("error"):
             raise refusal_of(result.error)
 
     async def pause(self) -> None:
         """Stop the instance: at once, or at the next step boundary if it executes."""
         request = identified(pb.PauseInstanceRequest(**self._named()))
-        await self.client.call(self.client.stub.PauseInstance(request, timeout=self.client.timeout))
+        await self.client.call(self.client.stub(WorkflowServiceStub).PauseInstance, request)
 
     async def resume(self) -> None:
         """Let a paused instance go on; anything else stays as it is."""
         request = identified(pb.ResumeInstanceRequest(**self._named()))
-        await self.client.call(self.client.stub.ResumeInstance(request, timeout=self.client.timeout))
+        await self.client.call(self.client.stub(WorkflowServiceStub).ResumeInstance, request)
 
     async def terminate(self) -> None:
         """End the instance for good."""
         request = identified(pb.TerminateInstanceRequest(**self._named()))
-        await self.client.call(self.client.stub.TerminateInstance(request, timeout=self.client.timeout))
+        await self.client.call(self.client.stub(WorkflowServiceStub).TerminateInstance, request)
 
     async def restart(self, from_step: str | None = None) -> None:
         """Begin a new run; with `from_step`, keep the results of the steps before that one."""
         object.__setattr__(self, "_known_end", None)
         kept_from = checks.text("from_step", from_step or "")
         request = identified(pb.RestartInstanceRequest(**self._named(), from_step=kept_from))
-        await self.client.call(self.client.stub.RestartInstance(request, timeout=self.client.timeout))
+        await self.client.call(self.client.stub(WorkflowServiceStub).RestartInstance, request)
 
     async def history(self, run_number: int | None = None) -> list[HistoryEntry]:
         """The steps and events of a run, oldest first; of the current run if none is named."""
@@ -219,20 +223,17 @@ class Instance(Generic[R]):
             workflow=self.workflow,
             instance_id=self.id,
             run_number=run_number,
-            page_size=_PAGE,
+            page_size=PAGE,
         )
         entries: list[HistoryEntry] = []
-        while True:
-            page = await self.client.call(self.client.stub.GetHistory(request, timeout=self.client.timeout))
+        async for page in pages(partial(self.client.call, self.client.stub(WorkflowServiceStub).GetHistory), request):
             entries.extend(map(history_entry, page.entries))
-            if not page.next_page_token:
-                return entries
-            request.page_token = page.next_page_token
             request.run_number = page.run_number  # a restart meanwhile must not mix two runs
+        return entries
 
     async def watch(self, *, steps: bool = False) -> AsyncIterator[InstanceChange[R]]:
         """The instance now and whenever it changes, until it has ended; with `steps`, also the steps that changed."""
-        with self.client.watches.follow(self.workflow, self.id, steps=steps) as follower:
+        with self.client.follow(self.workflow, self.id, steps=steps) as follower:
             while True:
                 instance, changed = await follower.next()
                 yield InstanceChange(instance_status(instance, self.result_type), tuple(map(step_entry, changed)))
@@ -242,13 +243,13 @@ class Instance(Generic[R]):
     async def fetch(self, *, view: pb.InstanceView.ValueType = pb.INSTANCE_VIEW_FULL) -> pb.Instance:
         """The instance as the wire has it."""
         request = pb.GetInstanceRequest(**self._named(), view=view)
-        answer = await self.client.call(self.client.stub.GetInstance(request, timeout=self.client.timeout))
+        answer = await self.client.call(self.client.stub(WorkflowServiceStub).GetInstance, request)
         return answer.instance
 
     async def _ended(self, longest: timedelta | None) -> pb.Instance:
         """The instance when its current run has ended. TimeoutError if that takes longer."""
         instance: pb.Instance | None = None
-        with self.client.watches.follow(self.workflow, self.id) as follower:
+        with self.client.follow(self.workflow, self.id) as follower:
             try:
                 async with asyncio.timeout(None if longest is None else longest.total_seconds()):
                     while instance is None or not status_of(instance).is_terminal:
@@ -261,6 +262,33 @@ class Instance(Generic[R]):
 
     def _named(self) -> dict[str, str]:
         return {"namespace": self.client.namespace, "workflow": self.workflow, "instance_id": self.id}
+
+
+async def create_all(
+    client: Caller, items: Sequence[pb.CreateInstancesItem], seconds: float
+) -> Sequence[pb.CreateInstancesResult]:
+    """Create instances, each answered by itself. An id that exists refuses its item."""
+    return await _create(client, items, seconds, pb.ON_EXISTING_ERROR)
+
+
+async def create_missing(
+    client: Caller, items: Sequence[pb.CreateInstancesItem], seconds: float
+) -> Sequence[pb.CreateInstancesResult]:
+    """Create instances, each answered by itself. An id that exists skips its item."""
+    return await _create(client, items, seconds, pb.ON_EXISTING_SKIP)
+
+
+async def send_all(client: Caller, items: Sequence[pb.SendEventsItem], seconds: float) -> Sequence[pb.SendEventsResult]:
+    """Send events, each answered by itself."""
+    request = pb.SendEventsRequest(namespace=client.namespace, items=items)
+    return (await client.call(client.stub(WorkflowServiceStub).SendEvents, request, seconds)).results
+
+
+async def _create(
+    client: Caller, items: Sequence[pb.CreateInstancesItem], seconds: float, on_existing: pb.OnExisting.ValueType
+) -> Sequence[pb.CreateInstancesResult]:
+    request = pb.CreateInstancesRequest(namespace=client.namespace, items=items, on_existing=on_existing)
+    return (await client.call(client.stub(WorkflowServiceStub).CreateInstances, request, seconds)).results
 
 
 def create_item(workflow: str, new: NewInstance[Any]) -> pb.CreateInstancesItem:

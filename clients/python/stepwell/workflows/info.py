@@ -1,4 +1,4 @@
-"""What a client is told: the status of an instance, the steps and events of its history, and where a hook stands."""
+"""What a client is told of an instance: where it stands, and the steps and events of its history."""
 
 from __future__ import annotations
 
@@ -8,18 +8,11 @@ from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Generic, TypeAlias, TypeVar
 
-from google.protobuf.message import Message
-
-from stepwell.durations import to_datetime
 from stepwell.payloads import from_payload
-from stepwell.retry import Retry, from_policy
-from stepwell.v1 import hooks_pb2
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell.v1.common_pb2 import Failure
+from stepwell.views import ErrorInfo, error_info, instant, numbers_of
 
 R = TypeVar("R")
-S = TypeVar("S", bound=StrEnum)
-N = TypeVar("N")
 
 
 class Status(StrEnum):
@@ -60,30 +53,6 @@ class StepType(StrEnum):
     SLEEP = "sleep"
     WAIT_FOR_EVENT = "waitForEvent"
     UNKNOWN = "unknown"
-
-
-class HookStatus(StrEnum):
-    """Where a hook stands. The last three but `UNKNOWN` are ends."""
-
-    PENDING = "pending"
-    PROCESSING = "processing"
-    COMPLETED = "completed"
-    FAILED = "failed"
-    CANCELLED = "cancelled"
-    UNKNOWN = "unknown"
-
-    @property
-    def is_terminal(self) -> bool:
-        """Whether only a retry leads on from here."""
-        return self in (HookStatus.COMPLETED, HookStatus.FAILED, HookStatus.CANCELLED)
-
-
-@dataclass(frozen=True, slots=True)
-class ErrorInfo:
-    """What went wrong, as it was stored."""
-
-    name: str
-    message: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,44 +117,6 @@ class InstanceChange(Generic[R]):
     steps: tuple[StepEntry, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class HookState:
-    """A hook as it stands. `attempts` counts executions that began; `error` is what the last one failed with.
-
-    `payload` is None in lists. `next_attempt_at` is None while it executes, and when it has ended.
-    """
-
-    id: str
-    name: str
-    status: HookStatus
-    attempts: int
-    max_attempts: int | None
-    retry: Retry
-    idempotency_key: str
-    payload: Any = None
-    error: ErrorInfo | None = None
-    created_at: datetime | None = None
-    process_at: datetime | None = None
-    last_attempt_at: datetime | None = None
-    next_attempt_at: datetime | None = None
-    ended_at: datetime | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class HookTarget:
-    """A webhook that hooks of a name go to. `disabled`: its receiver answered 410, and it waits to be put again.
-
-    `secrets` has one that was made for it, told once, to whoever puts it.
-    """
-
-    name: str
-    url: str
-    disabled: bool
-    secrets: tuple[str, ...] = field(default=(), repr=False)
-    created_at: datetime | None = None
-    updated_at: datetime | None = None
-
-
 _STATUSES = {
     pb.INSTANCE_STATUS_QUEUED: Status.QUEUED,
     pb.INSTANCE_STATUS_RUNNING: Status.RUNNING,
@@ -211,41 +142,10 @@ _STEP_TYPES = {
     pb.STEP_TYPE_WAIT_FOR_EVENT: StepType.WAIT_FOR_EVENT,
 }
 
-_HOOK_STATUSES = {
-    hooks_pb2.HOOK_STATUS_PENDING: HookStatus.PENDING,
-    hooks_pb2.HOOK_STATUS_PROCESSING: HookStatus.PROCESSING,
-    hooks_pb2.HOOK_STATUS_COMPLETED: HookStatus.COMPLETED,
-    hooks_pb2.HOOK_STATUS_FAILED: HookStatus.FAILED,
-    hooks_pb2.HOOK_STATUS_CANCELLED: HookStatus.CANCELLED,
-}
-_HOOK_NUMBERS = {status: number for number, status in _HOOK_STATUSES.items()}
-
 
 def status_numbers(given: Status | str | Iterable[Status | str] | None) -> list[pb.InstanceStatus.ValueType]:
-    """The wire's numbers of one status or several. ValueError if one cannot be looked for."""
-    return [_number(_NUMBERS, one) for one in _several(given)]
-
-
-def hook_status_numbers(
-    given: HookStatus | str | Iterable[HookStatus | str] | None,
-) -> list[hooks_pb2.HookStatus.ValueType]:
-    """The wire's numbers of one status of hooks or several. ValueError if one cannot be looked for."""
-    return [_number(_HOOK_NUMBERS, one) for one in _several(given)]
-
-
-def _several(given: str | Iterable[str] | None) -> Iterable[str]:
-    if given is None or isinstance(given, str):
-        return [] if given is None else [given]
-    if not isinstance(given, Iterable):
-        raise TypeError(f"status is a status or several, not {given!r}")
-    return given
-
-
-def _number(numbers: Mapping[S, N], status: object) -> N:
-    for known, number in numbers.items():
-        if known == status:
-            return number
-    raise ValueError(f"status is one of {', '.join(numbers)}, not {status!r}")
+    """The wire's numbers of one status or several. ValueError if a status cannot be looked for."""
+    return numbers_of(_NUMBERS, given)
 
 
 def status_of(instance: pb.Instance) -> Status:
@@ -266,11 +166,11 @@ def instance_status(instance: pb.Instance, result_type: Any = None) -> InstanceS
         error=error_info(instance.failure) if status is Status.ERRORED else None,
         labels=dict(instance.labels),
         params=from_payload(instance.params),
-        created_at=_instant(instance, "created_at"),
-        updated_at=_instant(instance, "updated_at"),
-        started_at=_instant(instance, "started_at"),
-        ended_at=_instant(instance, "ended_at"),
-        wake_at=_instant(instance, "wake_at"),
+        created_at=instant(instance, "created_at"),
+        updated_at=instant(instance, "updated_at"),
+        started_at=instant(instance, "started_at"),
+        ended_at=instant(instance, "ended_at"),
+        wake_at=instant(instance, "wake_at"),
     )
 
 
@@ -290,11 +190,11 @@ def step_entry(step: pb.Step) -> StepEntry:
         timeout=step.timeout.ToTimedelta() if step.HasField("timeout") else None,
         result=from_payload(step.result),
         error=error_info(step.failure) if step.HasField("failure") else None,
-        next_retry_at=_instant(step, "next_retry_at"),
-        wake_at=_instant(step, "wake_at"),
+        next_retry_at=instant(step, "next_retry_at"),
+        wake_at=instant(step, "wake_at"),
         event_type=step.event_type,
-        created_at=_instant(step, "created_at"),
-        updated_at=_instant(step, "updated_at"),
+        created_at=instant(step, "created_at"),
+        updated_at=instant(step, "updated_at"),
     )
 
 
@@ -304,48 +204,7 @@ def event_entry(event: pb.Event) -> EventEntry:
         event_id=event.event_id,
         type=event.type,
         payload=from_payload(event.payload),
-        created_at=_instant(event, "created_at"),
-        delivered_at=_instant(event, "delivered_at"),
+        created_at=instant(event, "created_at"),
+        delivered_at=instant(event, "delivered_at"),
         consumed_by_step=event.consumed_by_step,
     )
-
-
-def hook_state(hook: hooks_pb2.Hook) -> HookState:
-    """A hook as users see it."""
-    return HookState(
-        id=hook.hook_id,
-        name=hook.name,
-        status=_HOOK_STATUSES.get(hook.status, HookStatus.UNKNOWN),
-        attempts=hook.attempts,
-        max_attempts=hook.retry.max_attempts if hook.retry.HasField("max_attempts") else None,
-        retry=from_policy(hook.retry),
-        idempotency_key=hook.idempotency_key,
-        payload=from_payload(hook.payload),
-        error=error_info(hook.failure) if hook.HasField("failure") else None,
-        created_at=_instant(hook, "created_at"),
-        process_at=_instant(hook, "process_at"),
-        last_attempt_at=_instant(hook, "last_attempt_at"),
-        next_attempt_at=_instant(hook, "next_attempt_at"),
-        ended_at=_instant(hook, "ended_at"),
-    )
-
-
-def hook_target(target: hooks_pb2.HookTarget, secrets: Iterable[str] = ()) -> HookTarget:
-    """A target as users see it."""
-    return HookTarget(
-        name=target.name,
-        url=target.url,
-        disabled=target.disabled,
-        secrets=tuple(secrets),
-        created_at=_instant(target, "created_at"),
-        updated_at=_instant(target, "updated_at"),
-    )
-
-
-def error_info(failure: Failure) -> ErrorInfo:
-    """What went wrong, with a name in any case."""
-    return ErrorInfo(failure.name or "UNKNOWN_ERROR", failure.message)
-
-
-def _instant(message: Message, name: str) -> datetime | None:
-    return to_datetime(getattr(message, name)) if message.HasField(name) else None

@@ -11,10 +11,10 @@ from functools import partial, wraps
 from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
 
 from stepwell.durations import DurationLike, InstantLike, to_datetime, to_duration, to_timedelta, to_timestamp, to_words
+from stepwell.handlers import Body
 from stepwell.payloads import from_payload
 from stepwell.retry import Retry, to_retry
 from stepwell.v1 import workers_pb2 as pb
-from stepwell.worker.executions import Body
 
 T = TypeVar("T")
 Params = ParamSpec("Params")

@@ -1,4 +1,4 @@
-"""Job handlers: functions that are called with a payload, and with the context of the execution if they want it."""
+"""Functions of users: how a job's handler is called with its payload and context, and how any function ends."""
 
 from __future__ import annotations
 
@@ -6,14 +6,25 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from stepwell import payloads
-from stepwell.signatures import concrete, hints_of, is_generator
+from stepwell.signatures import concrete, hints_of, is_async, is_generator
 from stepwell.v1.common_pb2 import Payload
-from stepwell.worker.executions import Body, is_async
+
+Body: TypeAlias = Callable[[], Any]
+"""One execution of a user's function, to be called."""
 
 _POSITIONAL = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """How a function of the user's ended: with a value, or with an error."""
+
+    value: Any = None
+    error: BaseException | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,12 +88,10 @@ def _parameters(function: Callable[..., Any]) -> list[inspect.Parameter]:
 
 def _takes_context(function: Callable[..., Any], parameters: list[inspect.Parameter]) -> bool:
     """Whether there is a second parameter to fill. One with a default is the author's own."""
-    takes_any = any(one.kind is inspect.Parameter.VAR_POSITIONAL for one in parameters)
-    positional = [one for one in parameters if one.kind in _POSITIONAL]
-    required = [one for one in parameters if one.default is one.empty and one.kind not in _VARIABLE]
-    if not (positional or takes_any) or len(required) > 2 or any(one not in positional for one in required):
+    takes_any = any(parameter.kind is parameter.VAR_POSITIONAL for parameter in parameters)
+    positional = [parameter for parameter in parameters if parameter.kind in _POSITIONAL]
+    named = [parameter for parameter in parameters if parameter.kind not in _VARIABLE]
+    required = [parameter for parameter in named if parameter.default is parameter.empty]
+    if not (positional or takes_any) or len(required) > 2 or not all(parameter in positional for parameter in required):
         raise TypeError(f"a handler takes (payload) or (payload, ctx): {getattr(function, '__name__', function)!s}")
     return takes_any or len(required) == 2
-
-
-_VARIABLE = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
