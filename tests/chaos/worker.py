@@ -32,7 +32,7 @@ from stepwell import (
 )
 from stepwell.errors import StepFailed
 from stepwell.v1 import workers_pb2 as pb
-from stepwell.worker.held_work import Holdings
+from stepwell.worker.dialogue import Dialogue
 from tests.chaos import zombies
 from tests.chaos.model import ATTEMPTS, CHILD, ELSEWHERE, ORDER, POISON, RACE
 from tests.chaos.processes import count_tasks_when_asked
@@ -115,12 +115,16 @@ class Execution:
     """One execution of a body, in the ledger from its first moment on."""
 
     def __init__(self, steps: Steps, name: str) -> None:
-        run: Any = steps.step._engine
-        call = run._calls.get(name)
+        engine: Any = steps.step._engine
+        call = engine._steps.calls.get(name)
         self.attempt = 0 if call is None else call.attempt
         self._id = uuid4().hex[:16]
         self._about = {"execution": self._id, "key": steps.key, "run": steps.event.run_number, "step": name}
-        self._about |= {"worker": f"{Ledger.worker}-{steps.namespace}", "attempt": self.attempt, "fence": run.fence}
+        self._about |= {
+            "worker": f"{Ledger.worker}-{steps.namespace}",
+            "attempt": self.attempt,
+            "fence": engine._reports.fence,
+        }
         self._note("start")
 
     def failed(self) -> DeliberateFailure:
@@ -209,25 +213,25 @@ async def note(payload: Any, ctx: JobContext) -> None:
 
 def note_what_is_let_go() -> None:
     """Write down which leases this process gives up by itself, and which it is told to have lost."""
-    expire, receive = Holdings.expire, Holdings.receive
+    expire, receive = Dialogue.expire, Dialogue.receive
 
-    def expiring(self: Holdings) -> None:
+    def expiring(self: Dialogue) -> None:
         before = _leases(self)
         expire(self)
         for lease in before - _leases(self):
             Ledger.recorder.record(GivenUp(Ledger.worker, *lease, now_ns()))
 
-    def receiving(self: Holdings, frame: pb.ServerFrame) -> None:
+    def receiving(self: Dialogue, frame: pb.ServerFrame) -> None:
         if frame.HasField("stale"):
             Ledger.recorder.record(GivenUp(Ledger.worker, frame.task_id, frame.fence, now_ns(), told=True))
         receive(self, frame)
 
-    Holdings.expire = expiring  # type: ignore[method-assign]
-    Holdings.receive = receiving  # type: ignore[method-assign]
+    Dialogue.expire = expiring  # type: ignore[method-assign]
+    Dialogue.receive = receiving  # type: ignore[method-assign]
 
 
-def _leases(holdings: Holdings) -> set[tuple[int, int]]:
-    return {(held.task_id, held.fence) for held in holdings.held()}
+def _leases(dialogue: Dialogue) -> set[tuple[int, int]]:
+    return {(lease.task_id, lease.fence) for lease in dialogue.held.leases}
 
 
 class Quiet(logging.Formatter):

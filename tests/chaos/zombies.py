@@ -6,7 +6,7 @@ A worker of the SDK that stood still drops its leases before it says a word. One
 from __future__ import annotations
 
 from stepwell.v1 import workers_pb2 as pb
-from stepwell.worker.held_work import Holdings
+from stepwell.worker.dialogue import Dialogue
 from tests.chaos.records import Count, Recorder
 
 _late: set[tuple[int, int]] = set()
@@ -18,36 +18,36 @@ def count_stale(recorder: Recorder) -> None:
 
     A heartbeat that crosses the end of a run is told so, too, which means nothing.
     """
-    receive = Holdings.receive
+    receive = Dialogue.receive
 
-    def counting(self: Holdings, frame: pb.ServerFrame) -> None:
-        held = self._held.get(frame.task_id)
+    def counting(self: Dialogue, frame: pb.ServerFrame) -> None:
+        held = self.held.leases.of(frame.task_id)
         lease, is_held = (frame.task_id, frame.fence), held is not None and held.fence == frame.fence
         if frame.HasField("stale") and (is_held or lease in _late):
             _late.discard(lease)
             recorder.record(Count("stale_reports", 1))
         receive(self, frame)
 
-    Holdings.receive = counting  # type: ignore[method-assign]
+    Dialogue.receive = counting  # type: ignore[method-assign]
 
 
 def know_no_better() -> None:
     """Keep leases however old they are, and report what came of them even if a Welcome did not list them."""
-    welcomed = Holdings.welcomed
+    welcomed = Dialogue.welcomed
 
-    def reporting(self: Holdings, welcome: pb.Welcome) -> bool:
+    def reporting(self: Dialogue, welcome: pb.Welcome) -> bool:
         kept = {(held.task_id, held.fence) for held in welcome.held}
-        lost = [held for held in self._held.values() if (held.task_id, held.fence) not in kept]
-        reports = [frame for held in lost if held.work is not None for frame in held.work.unacked_frames()]
+        lost = [lease for lease in self.held.leases if (lease.task_id, lease.fence) not in kept]
+        reports = [frame for lease in lost if lease.work is not None for frame in lease.work.unacked_frames()]
         goes_on = welcomed(self, welcome)
         for frame in reports:
             _late.add((frame.task_id, frame.fence))
-            self.send(frame)
+            self.held.send(frame)
         return goes_on
 
-    Holdings.welcomed = reporting  # type: ignore[method-assign]
-    Holdings.expire = _keep  # type: ignore[method-assign]
+    Dialogue.welcomed = reporting  # type: ignore[method-assign]
+    Dialogue.expire = _keep  # type: ignore[method-assign]
 
 
-def _keep(self: Holdings) -> None:
+def _keep(self: Dialogue) -> None:
     """Nothing is too old."""

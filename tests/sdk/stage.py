@@ -12,11 +12,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Failure, Payload
+from stepwell.worker.host import Work
 from stepwell.worker.loop_turns import Turns
 from stepwell.worker.run import Run
 from stepwell.worker.server_terms import Terms
 from stepwell.worker.threads import Pool
-from stepwell.worker.work import Work
 from stepwell.workflows.definition import WorkflowDefinition, workflow
 
 LATER = Timestamp(seconds=2_000_000_000)
@@ -83,6 +83,7 @@ class Stage:
     sent: list[pb.WorkerFrame] = field(default_factory=list)
     let_go_work: list[Work] = field(default_factory=list)
     left: list[asyncio.Task[Any]] = field(default_factory=list)
+    client: None = None
     rests: int = 0
     start_overs: list[Run] = field(default_factory=list)
 
@@ -104,8 +105,8 @@ class Stage:
 
     async def begin(self, function: Callable[..., Awaitable[Any]], *steps: pb.StepState, **fields: Any) -> Run:
         """Hand out a task, and let the run come to rest."""
-        run = Run(self, definition_for(function), None, "order-1")
-        run.attach(1, 1, pb.WorkflowInput(steps=steps, **fields))
+        run = Run(self, definition_for(function), "order-1")
+        run.attach(1, 1, task_of(steps=steps, **fields))
         await settle()
         return run
 
@@ -127,6 +128,10 @@ class Stage:
     async def resolve(self, run: Run, *steps: pb.StepState, revision: int = 0) -> None:
         run.resolved(pb.Resolved(steps=steps, revision=revision))
         await settle()
+
+
+def task_of(**fields: Any) -> pb.Task:
+    return pb.Task(workflow=pb.WorkflowInput(**fields))
 
 
 def definition_for(function: Callable[..., Awaitable[Any]]) -> WorkflowDefinition[Any, Any]:

@@ -12,7 +12,8 @@ from google.protobuf.duration_pb2 import Duration
 from stepwell import App, CallFailed, Client, Worker, workflow
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.worker.connection import Connection
-from stepwell.worker.held_work import Holdings
+from stepwell.worker.dialogue import Dialogue
+from stepwell.worker.held_work import HeldWork
 from tests.sdk.fake_server import FakeServer, WorkerStream
 from tests.sdk.stage import InlinePool, ManualClock
 
@@ -144,8 +145,8 @@ async def test_what_the_block_raises_itself_goes_first(
 
 async def test_a_stream_that_is_given_up_is_no_reason_to_go_on_when_cancelled(client: Client, app: App) -> None:
     clock = ManualClock()
-    holdings = Holdings(app, client, InlinePool(), clock)
-    connection = Connection(client, holdings, lambda: pb.Hello(session_id="0" * 32))
+    held = HeldWork(app, client, InlinePool(), clock)
+    connection = Connection(client, Dialogue(held), lambda: pb.Hello(session_id="0" * 32))
     serving = asyncio.create_task(connection.serve())
     await connection.is_welcome.wait()
 

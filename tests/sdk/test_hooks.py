@@ -42,8 +42,8 @@ def test_a_hook_is_a_definition_and_registers_nothing() -> None:
     definition = hook("send-receipt")(typed)
 
     assert (definition.name, definition.description) == ("send-receipt", "Send a receipt.")
-    assert App().hook_definitions == {}
-    assert list(App(hooks=[definition]).hook_definitions) == ["send-receipt"]
+    assert App().definitions == {}
+    assert [name for _, name in App(hooks=[definition]).definitions] == ["send-receipt"]
 
 
 async def test_a_definition_can_be_called_like_its_function() -> None:
@@ -133,8 +133,9 @@ def test_a_definition_keeps_its_policy() -> None:
     definition = hook("send-receipt", retry=policy)(typed)
 
     assert definition.retry is policy
-    assert (definition.is_retryable(LookupError()), definition.is_retryable(OSError())) == (False, True)
-    assert defined(typed).is_retryable(LookupError())
+    assert definition.outcome_of(LookupError()).failure.non_retryable
+    assert not definition.outcome_of(OSError()).failure.non_retryable
+    assert not defined(typed).outcome_of(LookupError()).failure.non_retryable
 
 
 def test_a_generator_is_no_handler() -> None:

@@ -34,8 +34,9 @@ class Model(BaseModel):
 async def begin(stage: Stage, function: Any, payload: str = '{"order": 7}', **fields: Any) -> Job:
     """Hand out a hook, and let its handler come as far as it can."""
     definition = hook("send-receipt", retry=fields.pop("retry", None))(function)
-    job = Job(stage, definition, task_id=1, fence=2)
-    job.begin("r-1", pb.HookInput(payload=Payload(json=payload) if payload else None, **fields))
+    job = Job(stage, definition)
+    given = pb.HookInput(payload=Payload(json=payload) if payload else None, **fields)
+    job.attach(1, 2, pb.Task(key="r-1", hook=given))
     await settle()
     return job
 

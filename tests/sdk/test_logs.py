@@ -83,7 +83,7 @@ async def test_so_does_a_step(stage: Stage, raised: list[BaseException]) -> None
 
 @pytest.mark.usefixtures("logging_fails")
 async def test_so_does_a_job(stage: Stage, raised: list[BaseException]) -> None:
-    Job(stage, hook("receipt")(failing), task_id=1, fence=1).begin("r-1", pb.HookInput())
+    Job(stage, hook("receipt")(failing)).attach(1, 1, pb.Task(key="r-1", hook=pb.HookInput()))
     await settle()
 
     assert (stage.kinds(), raised) == (["outcome"], [])

@@ -11,8 +11,8 @@ from stepwell import Retry
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Failure
+from stepwell.worker.host import Phase
 from stepwell.worker.run import Run
-from stepwell.worker.work import Phase
 from tests.sdk.stage import LATER, Stage, pending, settle, slept, state, waiting
 
 

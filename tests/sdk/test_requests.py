@@ -13,7 +13,7 @@ from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as workflows
 from stepwell.worker.job import Job
 from stepwell.worker.run import Run
-from tests.sdk.stage import LATER, Stage, definition_for, pending, settle
+from tests.sdk.stage import LATER, Stage, definition_for, pending, settle, task_of
 from tests.support.patience import PATIENCE
 
 
@@ -37,8 +37,8 @@ async def ids_of(stage: Stage, step: str = "a", key: str = "order-1", **fields: 
     async def order(event: Any, steps: Any) -> None:
         await steps.do(step, body)
 
-    run = Run(stage, definition_for(order), None, key)
-    run.attach(1, 1, pb.WorkflowInput(**fields))
+    run = Run(stage, definition_for(order), key)
+    run.attach(1, 1, task_of(**fields))
     async with asyncio.timeout(PATIENCE):
         while len(ids) < 3:
             await asyncio.sleep(0)
@@ -94,7 +94,8 @@ async def test_every_execution_of_a_hook_makes_its_calls_under_the_same_ids_and_
         ids.append(call("one"))
 
     for attempt, key in ((1, "first"), (2, "first"), (1, "second")):
-        Job(stage, note, task_id=1, fence=attempt).begin("h", pb.HookInput(attempt=attempt, idempotency_key=key))
+        given = pb.HookInput(attempt=attempt, idempotency_key=key)
+        Job(stage, note).attach(1, attempt, pb.Task(key="h", hook=given))
     await settle()
 
     first, again, second = ids

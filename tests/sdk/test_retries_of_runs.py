@@ -10,10 +10,9 @@ from typing import Any
 import pytest
 
 from stepwell import NonRetryableError, Retry, StepFailed, StepTimeoutError
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.host import Phase
 from stepwell.worker.threads import ThreadPool
-from stepwell.worker.work import Phase
-from tests.sdk.stage import LATER, Stage, failed, pending, settle, waiting
+from tests.sdk.stage import LATER, Stage, failed, pending, settle, task_of, waiting
 
 
 class Flaky:
@@ -63,7 +62,7 @@ async def test_a_failed_execution_suspends_the_run_until_the_server_says_so(stag
     assert stage.kinds() == ["suspend"]
     await stage.ack(run, 2, released=True)
 
-    run.attach(1, 2, pb.WorkflowInput(steps=[pending("a", attempts=1)], cached=True))
+    run.attach(1, 2, task_of(steps=[pending("a", attempts=1)], cached=True))
     await settle()
     frames = stage.take()
     assert [frame.WhichOneof("body") for frame in frames] == ["step_done", "finish"]

@@ -18,11 +18,11 @@ from stepwell import (
     StepFailed,
     StepTypeMismatch,
 )
-from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
+from stepwell.worker.host import Phase
+from stepwell.worker.run import Run
 from stepwell.worker.server_terms import Terms
-from stepwell.worker.work import Phase
-from tests.sdk.stage import LATER, Stage, done, failed, pending, settle, slept, state, waiting
+from tests.sdk.stage import LATER, Stage, done, failed, pending, settle, slept, state, task_of, waiting
 
 
 async def three_steps(event: Any, step: Any) -> Any:
@@ -208,12 +208,15 @@ async def test_a_suspended_run_goes_on_from_memory(stage: Stage) -> None:
 
     run = await stage.begin(order)
     await stage.ack(run, 1, 2, released=True, revision=7)
-    assert (run.phase, run.revision, stage.let_go_work) == (Phase.RELEASED, 7, [run])
+    assert (run.phase, stage.let_go_work) == (Phase.RELEASED, [run])
+    for revision, remembered in ((7, run), (6, None)):
+        known = task_of(cached=True, known_revision=revision)
+        assert Run.for_task(stage, None, known, run) is remembered
     stage.take()
 
     arrived = done("approval", '{"ok":true}', event_type="approval", event_at=LATER)
     arrived.type = states.STEP_TYPE_WAIT_FOR_EVENT
-    run.attach(1, 2, pb.WorkflowInput(steps=[arrived], cached=True))
+    run.attach(1, 2, task_of(steps=[arrived], cached=True))
     await settle()
 
     (finish,) = stage.take()

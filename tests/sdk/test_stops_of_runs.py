@@ -14,10 +14,10 @@ from typing import Any
 import pytest
 
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.host import Phase
 from stepwell.worker.run import Run
 from stepwell.worker.server_terms import Terms
-from stepwell.worker.work import Phase
-from tests.sdk.stage import LATER, ManualClock, Stage, in_a_word, pending, settle, slept, waiting
+from tests.sdk.stage import LATER, ManualClock, Stage, in_a_word, pending, settle, slept, task_of, waiting
 
 
 async def three_steps(event: Any, step: Any) -> Any:
@@ -340,7 +340,7 @@ async def test_what_is_asked_for_while_nobody_holds_the_run_waits_for_the_next_l
     await settle()
     assert stage.kinds() == []
 
-    run.attach(1, 2, pb.WorkflowInput(steps=[slept("nap")], interruptions=1))
+    run.attach(1, 2, task_of(steps=[slept("nap")], interruptions=1))
     await settle()
     done, finish = stage.take()
     assert (done.step_done.attempt, finish.WhichOneof("body")) == (2, "finish")

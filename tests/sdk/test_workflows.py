@@ -8,10 +8,9 @@ from typing import Any
 import pytest
 
 from stepwell import App, WorkflowDefinition, WorkflowEntrypoint, WorkflowEvent, WorkflowStep, workflow
-from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from stepwell.workflows.definition import definition_of
-from tests.sdk.stage import Stage, settle
+from tests.sdk.stage import Stage, settle, task_of
 
 
 @dataclass
@@ -66,8 +65,8 @@ async def test_the_types_reach_the_function_and_its_output(stage: Stage) -> None
     from stepwell.worker.run import Run
 
     definition = definition_of(Typed)
-    run = Run(stage, definition, None, "x")
-    run.attach(1, 1, pb.WorkflowInput(params=Payload(json='{"sku":2}')))
+    run = Run(stage, definition, "x")
+    run.attach(1, 1, task_of(params=Payload(json='{"sku":2}')))
     await settle()
 
     assert stage.take()[0].finish.output.json == '{"total":3}'
@@ -76,8 +75,8 @@ async def test_the_types_reach_the_function_and_its_output(stage: Stage) -> None
 async def test_parameters_that_do_not_fit_fail_the_run(stage: Stage) -> None:
     from stepwell.worker.run import Run
 
-    run = Run(stage, function, None, "x")
-    run.attach(1, 1, pb.WorkflowInput(params=Payload(json="[]")))
+    run = Run(stage, function, "x")
+    run.attach(1, 1, task_of(params=Payload(json="[]")))
     await settle()
 
     assert stage.take()[0].finish.failure.name == "TypeError"
@@ -91,7 +90,7 @@ def named(name: Any) -> type[WorkflowEntrypoint[Any, Any]]:
 
 @pytest.mark.parametrize("name", ["a", "A-b_9", "_x", "9", "x" * 64])
 def test_a_name_has_letters_digits_dashes_and_underscores(name: str) -> None:
-    assert list(App(workflows=[named(name)]).workflow_definitions) == [name]
+    assert [name for _, name in App(workflows=[named(name)]).definitions] == [name]
 
 
 @pytest.mark.parametrize("name", ["", "-a", "a b", "a.b", "a\n", "ä", "x" * 65])

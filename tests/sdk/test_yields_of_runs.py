@@ -6,7 +6,7 @@ import asyncio
 from typing import Any
 
 from stepwell import Retry
-from stepwell.worker.work import Phase
+from stepwell.worker.host import Phase
 from tests.sdk.stage import LATER, Stage, done, settle, slept
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import Any
 
 from stepwell.hooks.definition import HookDefinition
-from stepwell.workflows.definition import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint, definition_of
-
-D = TypeVar("D", WorkflowDefinition[Any, Any], HookDefinition[Any])
+from stepwell.kinds import Definition, Kind, kind_name
+from stepwell.v1.workers_pb2 import HANDLER_KIND_WORKFLOW
+from stepwell.workflows.definition import AnyWorkflow, WorkflowEntrypoint, definition_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,8 +18,7 @@ class App:
 
     workflows: Sequence[AnyWorkflow] = ()
     hooks: Sequence[HookDefinition[Any]] = ()
-    workflow_definitions: dict[str, WorkflowDefinition[Any, Any]] = field(init=False, repr=False)
-    hook_definitions: dict[str, HookDefinition[Any]] = field(init=False, repr=False)
+    definitions: dict[tuple[Kind, str], Definition] = field(init=False, repr=False, default_factory=dict)
 
     def __post_init__(self) -> None:
         for workflow in self.workflows:
@@ -29,20 +28,19 @@ class App:
         for hook in self.hooks:
             if not isinstance(hook, HookDefinition):
                 raise TypeError(f"a hook is made by @hook(...), not {hook!r}")
-        workflows = _by_name("workflows", map(definition_of, self.workflows))
-        object.__setattr__(self, "workflow_definitions", workflows)
-        object.__setattr__(self, "hook_definitions", _by_name("hooks", self.hooks))
+        definitions: list[Definition] = [*map(definition_of, self.workflows), *self.hooks]
+        for definition in definitions:
+            self._add(definition)
 
     @property
     def names(self) -> list[str]:
-        """What the app hosts, in words."""
-        return [*self.workflow_definitions, *(f"{name} (hook)" for name in self.hook_definitions)]
+        """What the app hosts, in words: a workflow by its name, anything else with its kind."""
+        return [
+            name if kind == HANDLER_KIND_WORKFLOW else f"{name} ({kind_name(kind)})" for kind, name in self.definitions
+        ]
 
-
-def _by_name(kind: str, definitions: Iterable[D]) -> dict[str, D]:
-    named: dict[str, D] = {}
-    for definition in definitions:
-        if definition.name in named:
-            raise ValueError(f"two {kind} of this app are called {definition.name!r}")
-        named[definition.name] = definition
-    return named
+    def _add(self, definition: Definition) -> None:
+        key = (definition.kind, definition.name)
+        if key in self.definitions:
+            raise ValueError(f"two {kind_name(definition.kind)}s of this app are called {definition.name!r}")
+        self.definitions[key] = definition

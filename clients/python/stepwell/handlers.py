@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeAlias
@@ -41,6 +41,16 @@ class JobContext:
     max_attempts: int | None
     idempotency_key: str
     created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class JobCall:
+    """One call of a job's handler, as its task asks for it: for at most `timeout` seconds, logged with `about`."""
+
+    body: Body
+    context: JobContext
+    timeout: float | None
+    about: Mapping[str, object]
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,14 +1,29 @@
-"""Kinds of handlers, and their words."""
+"""Kinds of handlers: their words, and what a definition of any kind can tell a worker."""
 
 from __future__ import annotations
 
-from typing import TypeAlias
+from typing import Protocol, TypeAlias
 
 from stepwell.v1 import workers_pb2 as pb
 
 Kind: TypeAlias = pb.HandlerKind.ValueType
 
 _PREFIX = "HANDLER_KIND_"
+
+
+class Definition(Protocol):
+    """What an app hosts under a name: a workflow, a hook, ..."""
+
+    @property
+    def kind(self) -> Kind:
+        """Its kind of handler."""
+
+    @property
+    def name(self) -> str:
+        """Its name, unlike that of all others of its kind in an app."""
+
+    def to_handler(self) -> pb.Handler:
+        """What Hello says of it."""
 
 
 def kind_number(kind: str) -> Kind:

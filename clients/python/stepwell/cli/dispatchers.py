@@ -209,7 +209,7 @@ class Host:
 
 def _names_of(app: App | None) -> list[str]:
     """The names to listen for, if the wire takes so many."""
-    names = [] if app is None else list({**app.workflow_definitions, **app.hook_definitions})
+    names = [] if app is None else list(dict.fromkeys(name for _, name in app.definitions))
     return names if len(names) <= _MOST_NAMES else []
 
 

@@ -5,11 +5,15 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar, overload
+from typing import Any, ClassVar, Generic, Protocol, TypeVar, overload
 
-from stepwell.handlers import Handler, JobContext, handler_of
+from stepwell.durations import to_datetime
+from stepwell.errors import to_failure
+from stepwell.handlers import Handler, JobCall, JobContext, handler_of
+from stepwell.kinds import Kind
 from stepwell.retry import Retry
 from stepwell.signatures import first_line
+from stepwell.v1 import workers_pb2 as pb
 
 P = TypeVar("P")
 
@@ -20,6 +24,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,63}")
 class HookDefinition(Generic[P]):
     """A hook as the SDK sees it: the name that it is triggered by, and its handler."""
 
+    kind: ClassVar[Kind] = pb.HANDLER_KIND_HOOK
     name: str
     description: str
     retry: Retry | None
@@ -29,8 +34,35 @@ class HookDefinition(Generic[P]):
         """Call the handler like the function that it was written as, for instance in a test of its own."""
         return self.handler.function(*args, **kwargs)
 
-    def is_retryable(self, error: BaseException) -> bool:
-        """What the author's own test says of an error."""
+    def to_handler(self) -> pb.Handler:
+        """What Hello says of it."""
+        return pb.Handler(kind=self.kind, name=self.name, hook=pb.HookDefinition(description=self.description))
+
+    def bind(self, task: pb.Task) -> JobCall:
+        """One call of the handler, as its task asks for it."""
+        given = task.hook
+        context = JobContext(
+            id=task.key,
+            name=self.name,
+            attempt=given.attempt,
+            max_attempts=given.max_attempts or None,
+            idempotency_key=given.idempotency_key,
+            created_at=to_datetime(given.created_at),
+        )
+        return JobCall(
+            body=self.handler.bind(given.payload, context),
+            context=context,
+            timeout=given.timeout.ToTimedelta().total_seconds() if given.HasField("timeout") else None,
+            about={"hook": context.name, "hook_id": context.id, "attempt": context.attempt},
+        )
+
+    def outcome_of(self, error: BaseException | None) -> pb.Outcome:
+        """What the worker reports when the handler has ended, with an error or without."""
+        if error is None:
+            return pb.Outcome()
+        return pb.Outcome(failure=to_failure(error, non_retryable=not self._is_retryable(error)))
+
+    def _is_retryable(self, error: BaseException) -> bool:
         return self.retry is None or self.retry.allows(error)
 
 

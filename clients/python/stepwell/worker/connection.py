@@ -17,7 +17,7 @@ from stepwell.logs import ERROR, INFO, WARNING, log
 from stepwell.packing import packed
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell.worker.held_work import Holdings
+from stepwell.worker.dialogue import Dialogue
 
 _MESSAGE_FRAMES = 1000
 """Frames of one message, and step bodies that begin with them."""
@@ -30,14 +30,15 @@ _GAVE_UP = "this worker gave up all that it held and could not renew, which the 
 
 
 class Connection:
-    """Keeps a stream open for what a worker holds, until it is closed."""
+    """Keeps a stream open for a worker's dialogue with the server, until it is closed."""
 
-    def __init__(self, client: Client, holdings: Holdings, hello: Callable[[], pb.Hello]) -> None:
+    def __init__(self, client: Client, dialogue: Dialogue, hello: Callable[[], pb.Hello]) -> None:
         self.is_welcome = asyncio.Event()
         self.last_failure: CallFailed | None = None
         self._stub = client.stub(WorkerServiceStub)
         self._address = client.address
-        self._holdings = holdings
+        self._dialogue = dialogue
+        self._held = dialogue.held
         self._hello = hello
         self._has_news = asyncio.Event()
         self._call: Any = None
@@ -49,8 +50,8 @@ class Connection:
         self._is_leaving = False
         self._is_drained = False  # the server goes away: the stream is closed after what is ready
         self._given_up = ""  # why this side ended the stream
-        holdings.wake = self._has_news.set
-        holdings.reconnect = self._reconnect
+        dialogue.held.outbox.wake = self._has_news.set
+        dialogue.reconnect = self._reconnect
 
     async def serve(self) -> None:
         """Connect, and connect again, until `leave`. CallFailed if the server will never take this worker."""
@@ -58,7 +59,7 @@ class Connection:
         try:
             while not self._is_leaving:
                 failure = await self._stream()
-                self._holdings.disconnected()
+                self._dialogue.disconnected()
                 if failure is not None:
                     self.last_failure = failure
                     log(WARNING, "stream_lost code=%s: %s", failure.code.name, failure)
@@ -68,7 +69,7 @@ class Connection:
                 if failure is not None or self._is_drained:
                     await asyncio.sleep(self._reconnects.next_pause())
         except Exception:
-            self._holdings.drop_everything()  # nobody renews its leases any more
+            self._held.drop_everything()  # nobody renews its leases any more
             raise
         finally:
             if self._timer is not None:
@@ -82,7 +83,7 @@ class Connection:
     async def _stream(self) -> CallFailed | None:
         """One stream, from Hello to its end. None if it was meant to end."""
         call = self._call = self._stub.Connect()
-        self._heard_at = self._ticked_at = self._holdings.clock.now()
+        self._heard_at = self._ticked_at = self._held.clock.now()
         self._given_up, self._is_drained = "", False
         try:
             async with asyncio.TaskGroup() as group:
@@ -99,7 +100,7 @@ class Connection:
         try:
             async with asyncio.timeout(_WELCOME_SECONDS) as limit:
                 while (message := await call.read()) is not aio.EOF:
-                    self._heard_at = self._holdings.clock.now()
+                    self._heard_at = self._held.clock.now()
                     if self._given_up or self._has_stood_still():
                         return CallFailed(grpc.StatusCode.UNAVAILABLE, self._given_up or _STOOD_STILL)
                     if not self._receive(message):
@@ -125,7 +126,7 @@ class Connection:
             if frame.HasField("welcome"):
                 if self.is_welcome.is_set():
                     log(INFO, "stream_restored")
-                goes_on = self._holdings.welcomed(frame.welcome)
+                goes_on = self._dialogue.welcomed(frame.welcome)
                 self._reconnects.served()
                 self._ticks = 0
                 self._next_tick()  # at the interval that this server wants
@@ -134,12 +135,12 @@ class Connection:
                 self._is_drained = True
                 self._has_news.set()
             else:
-                self._holdings.receive(frame)
+                self._dialogue.receive(frame)
         return goes_on
 
     async def _write(self, call: Any) -> None:
         try:
-            self._holdings.greets()
+            self._dialogue.greets()
             await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=self._hello())]))
             while not self._is_leaving and not self._is_drained:
                 await self._has_news.wait()
@@ -153,35 +154,35 @@ class Connection:
             return  # the stream has ended: the reader learns why
 
     async def _write_ready(self, call: Any) -> None:
-        for frames in in_messages(self._holdings.take_frames()):
+        for frames in in_messages(self._dialogue.take_frames()):
             await call.write(pb.ConnectRequest(frames=frames))
-        self._holdings.written()
+        self._dialogue.written()
 
     def _next_tick(self) -> None:
         if self._timer is not None:
             self._timer.cancel()
-        self._ticked_at = self._holdings.clock.now()
-        interval = self._holdings.terms.heartbeat_interval / _BEATS_PER_INTERVAL
-        self._timer = self._holdings.clock.call_later(interval, self._tick)
+        self._ticked_at = self._held.clock.now()
+        interval = self._held.terms.heartbeat_interval / _BEATS_PER_INTERVAL
+        self._timer = self._held.clock.call_later(interval, self._tick)
 
     def _tick(self) -> None:
         """Renew leases every interval; more often, look whether one is to be given up or the server is silent."""
         self._ticks += 1
         if self._ticks % _BEATS_PER_INTERVAL == 0:
-            self._holdings.heartbeat()
+            self._dialogue.heartbeat()
         else:
-            self._holdings.expire()
-        self._holdings.name_bodies()
-        silence = self._holdings.clock.now() - self._heard_at
+            self._dialogue.expire()
+        self._held.name_bodies()
+        silence = self._held.clock.now() - self._heard_at
         if self._has_stood_still():
             self._give_up(_STOOD_STILL)
-        elif silence > _SILENT_INTERVALS * self._holdings.terms.heartbeat_interval:
+        elif silence > _SILENT_INTERVALS * self._held.terms.heartbeat_interval:
             self._give_up("the server fell silent")
         self._next_tick()
 
     def _has_stood_still(self) -> bool:
         """Whether this process was frozen, or its loop blocked, so long that what it reads may be others' by now."""
-        return self._holdings.clock.now() - self._ticked_at > self._holdings.terms.longest_standstill
+        return self._held.clock.now() - self._ticked_at > self._held.terms.longest_standstill
 
     def _reconnect(self) -> None:
         """Another Hello is wanted. Not of a worker that leaves: its Goodbye gives everything back."""

@@ -18,6 +18,7 @@ from stepwell.v1.common_pb2 import Failure
 from stepwell.v1.server_pb2 import Limits
 from stepwell.worker import strays
 from stepwell.worker.executions import Ended, Surroundings, ended_with, outcome_of
+from stepwell.worker.step_calls import StepCall
 from stepwell.workflows.definition import WorkflowDefinition, WorkflowEvent
 from stepwell.workflows.handle import WorkflowCaller
 from stepwell.workflows.steps import WorkflowStep
@@ -61,10 +62,12 @@ class WorkflowFunction:
         self._task = self._loop.create_task(outcome_of(lambda: self._execute(task, step)), context=context)
         self._task.add_done_callback(lambda task: ended(ended_with(task)))
 
-    def leave(self, around: Surroundings) -> None:
-        """Stop the function wherever it waits."""
+    def leave(self, around: Surroundings, calls: list[StepCall]) -> None:
+        """Stop the function wherever it waits, and the tasks of its own that wait for steps."""
         if self._task is not None:
             around.leave(self._task)
+        for call in calls:
+            call.future.cancel()
 
     async def park(self) -> NoReturn:
         """Never return to a function that goes on after its run was taken from it: it would catch another end as well.

@@ -6,51 +6,63 @@ frame to its host.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextvars import copy_context
-from typing import Any
+from typing import Any, Protocol
 
-from stepwell.durations import to_datetime
-from stepwell.errors import JobTimeoutError, to_failure
-from stepwell.handlers import JobContext, Outcome
-from stepwell.hooks.definition import HookDefinition
+from stepwell.errors import JobTimeoutError
+from stepwell.handlers import JobCall, Outcome
+from stepwell.kinds import Definition, kind_name
 from stepwell.logs import WARNING, log
 from stepwell.request_ids import RequestIds
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.worker.executions import Execution
+from stepwell.worker.host import Host, Work
 from stepwell.worker.outgoing import Reports
-from stepwell.worker.work import Host
 
 
-class Job:
-    """One execution of a hook; see the module's docstring."""
+class JobDefinition(Definition, Protocol):
+    """A definition whose handler is called once per execution, and ends with one outcome."""
 
-    def __init__(self, host: Host, definition: HookDefinition[Any], task_id: int, fence: int) -> None:
-        self.task_id = task_id
+    def bind(self, task: pb.Task) -> JobCall:
+        """One call of the handler, as its task asks for it."""
+
+    def outcome_of(self, error: BaseException | None) -> pb.Outcome:
+        """What is reported when the handler has ended, with an error or without."""
+
+
+class Job(Work):
+    """One execution of a handler; see the module's docstring."""
+
+    def __init__(self, host: Host, definition: JobDefinition) -> None:
+        self.task_id = 0
         self.renewed_at = host.clock.now()
         self._host = host
         self._definition = definition
         self._reports = Reports()
-        self._reports.restart(task_id, fence, 0)
         self._execution = Execution(self._ended, host)
-        self._about: dict[str, Any] = {}
+        self._about: Mapping[str, object] = {}
         self._is_over = False
 
-    def begin(self, key: str, task: pb.HookInput) -> None:
+    @classmethod
+    def for_task(cls, host: Host, definition: Any, task: pb.Task, remembered: Work | None) -> Job:
+        """A new one: no job is remembered."""
+        return cls(host, definition)
+
+    @property
+    def is_quiet(self) -> bool:
+        """Never while it is held: its handler executes, or its report is on its way."""
+        return False
+
+    def attach(self, task_id: int, fence: int, task: pb.Task, number: int = 0) -> None:
         """Call the handler, for at most the time that the server gives it. On a virtual clock the server counts it."""
-        context = JobContext(
-            id=key,
-            name=self._definition.name,
-            attempt=task.attempt,
-            max_attempts=task.max_attempts or None,
-            idempotency_key=task.idempotency_key,
-            created_at=to_datetime(task.created_at),
-        )
-        self._about = {"hook": context.name, "hook_id": context.id, "attempt": context.attempt}
-        body = self._definition.handler.bind(task.payload, context)
-        self._execution.start(body, RequestIds(context.idempotency_key).enter(copy_context()))
-        if task.HasField("timeout") and not self._host.terms.virtual_clock:
-            self._execution.limit(task.timeout.ToTimedelta().total_seconds(), JobTimeoutError)
+        self.task_id = task_id
+        self._reports.restart(task_id, fence, number)
+        call = self._definition.bind(task)
+        self._about = call.about
+        self._execution.start(call.body, RequestIds(call.context.idempotency_key).enter(copy_context()))
+        if call.timeout is not None and not self._host.terms.virtual_clock:
+            self._execution.limit(call.timeout, JobTimeoutError)
 
     def acked(self, number: int, ack: pb.Ack) -> None:
         """How it ended is durable: it is over."""
@@ -68,24 +80,15 @@ class Job:
         self._reports.forget()
         self._leave()
 
-    @property
-    def is_quiet(self) -> bool:
-        """Never while it is held: its handler executes, or its report is on its way."""
-        return False
-
     def unacked_frames(self) -> Iterator[pb.WorkerFrame]:
         """The frame to send again after a reconnect, if the handler has ended."""
         return self._reports.unacked()
 
     def _ended(self, outcome: Outcome) -> None:
-        told = pb.Outcome()
-        if outcome.error is not None:
-            retryable = self._definition.is_retryable(outcome.error)
-            told.failure.CopyFrom(to_failure(outcome.error, non_retryable=not retryable))
-        self._reports.add(pb.WorkerFrame(outcome=told))
+        self._reports.add(pb.WorkerFrame(outcome=self._definition.outcome_of(outcome.error)))
         self._reports.send(self._host.clock.now(), self._host.send)
         if outcome.error is not None:
-            log(WARNING, "hook_failed", about=self._about, error=outcome.error)
+            log(WARNING, f"{kind_name(self._definition.kind)}_failed", about=self._about, error=outcome.error)
 
     def _leave(self) -> None:
         if not self._is_over:

@@ -22,18 +22,18 @@ class Report:
 class Reports:
     """What one run has to say under one fence, numbered from 1 without gaps."""
 
-    __slots__ = ("_fence", "_ready", "_task_id", "_unacked", "number")
+    __slots__ = ("_ready", "_task_id", "_unacked", "fence", "number")
 
     def __init__(self) -> None:
         self.number = 0
         self._task_id = 0
-        self._fence = 0
+        self.fence = 0
         self._ready: list[Report] = []
         self._unacked: dict[int, Report] = {}
 
     def restart(self, task_id: int, fence: int, number: int) -> None:
         """Count on from `number`, 0 for a new lease. What was not sent yet is sent under it."""
-        self._task_id, self._fence, self.number, self._unacked = task_id, fence, number, {}
+        self._task_id, self.fence, self.number, self._unacked = task_id, fence, number, {}
 
     @property
     def has_news(self) -> bool:
@@ -70,7 +70,7 @@ class Reports:
             self.number += 1
             report.sent_at = now
             frame = report.frame
-            frame.task_id, frame.fence, frame.number = self._task_id, self._fence, self.number
+            frame.task_id, frame.fence, frame.number = self._task_id, self.fence, self.number
             self._unacked[self.number] = report
             send(frame)
 
@@ -83,6 +83,15 @@ class Reports:
         self._ready = []
         for report in self._unacked.values():
             report.error = report.begins = None
+
+    def handed_over(self) -> Reports:
+        """What was sent and is to be answered, without setting anything off; nothing is left here."""
+        taken = Reports()
+        taken.restart(self._task_id, self.fence, self.number)
+        taken._unacked = self._unacked
+        taken.defuse()
+        self.forget()
+        return taken
 
     def forget(self) -> None:
         """Say nothing of what was not sent yet, and expect no answers."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextvars import Context
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -46,6 +46,7 @@ class StepCall:
     name: str
     type: states.StepType.ValueType
     future: asyncio.Future[pb.StepState]
+    ended: Callable[[StepCall, Outcome], None]  # told how an execution of the body ended
     state: CallState = CallState.WAITING
     body: Body | None = None
     context: Context | None = None
@@ -59,10 +60,10 @@ class StepCall:
         """Whether an execution is under way, or announced."""
         return self.state in (CallState.OPENING, CallState.EXECUTING)
 
-    def execute(self, ended: Callable[[StepCall, Outcome], None], ids: RequestIds, around: Surroundings) -> None:
-        """Begin the body, whose calls get these ids. How it ends is told to `ended`, unless it is abandoned."""
+    def execute(self, ids: RequestIds, around: Surroundings) -> None:
+        """Begin the body, whose calls get these ids. How it ends is told, unless it is abandoned."""
         assert self.body is not None and self.context is not None
-        self.execution = Execution(partial(ended, self), around)
+        self.execution = Execution(partial(self.ended, self), around)
         # A copy each time: a thread that timed out may still be inside the one before.
         self.execution.start(self.body, ids.enter(self.context.copy()))
 
@@ -122,3 +123,70 @@ class StepCall:
         failure = to_failure(error, non_retryable=not self.is_retryable(error))
         told = pb.StepFailed(name=self.name, attempt=self.attempt, failure=failure, policy=self.policy)
         return pb.WorkerFrame(step_failed=told)
+
+
+class OpenCalls:
+    """The steps that the workflow function waits for, by name."""
+
+    __slots__ = ("_calls", "asked", "busy")
+
+    def __init__(self) -> None:
+        self.asked: list[StepCall] = []
+        self.busy = 0  # calls that do not wait for the server
+        self._calls: dict[str, StepCall] = {}
+
+    def __len__(self) -> int:
+        return len(self._calls)
+
+    def __iter__(self) -> Iterator[StepCall]:
+        return iter(self._calls.values())
+
+    def get(self, name: str) -> StepCall | None:
+        """The open call of that name."""
+        return self._calls.get(name)
+
+    def holds(self, call: StepCall) -> bool:
+        """Whether the call is still open."""
+        return self._calls.get(call.name) is call
+
+    def add(self, call: StepCall) -> None:
+        """The function waits for the step from now on."""
+        self._calls[call.name] = call
+
+    def move(self, call: StepCall, state: CallState) -> None:
+        """The call is in that state from now on."""
+        self.busy += (state is not CallState.WAITING) - (call.state is not CallState.WAITING)
+        call.state = state
+
+    def ask(self, call: StepCall) -> None:
+        """Let the body begin as soon as that can be announced."""
+        self.move(call, CallState.ASKED)
+        self.asked.append(call)
+
+    def take_asked(self, most: float) -> list[StepCall]:
+        """The first calls that asked, at most so many: their bodies are to be announced."""
+        number = int(min(len(self.asked), most))
+        taken, self.asked = self.asked[:number], self.asked[number:]
+        for call in taken:
+            self.move(call, CallState.OPENING)
+        return taken
+
+    def stop(self, call: StepCall) -> None:
+        """Stop the body, or what it waits for to begin: the server says when it is executed again."""
+        call.abandon()
+        if call.state is CallState.ASKED:
+            self.asked.remove(call)
+        self.move(call, CallState.WAITING)
+
+    def close(self, call: StepCall) -> None:
+        """The function no longer waits for the step."""
+        self.stop(call)
+        del self._calls[call.name]
+
+    def clear(self) -> list[StepCall]:
+        """Close all calls, and return them."""
+        calls = list(self)
+        self._calls, self.asked, self.busy = {}, [], 0
+        for call in calls:
+            call.abandon()
+        return calls

@@ -19,9 +19,11 @@ from stepwell.hooks.definition import HookDefinition
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.version import __version__
 from stepwell.worker.connection import Connection
-from stepwell.worker.held_work import Capacity, Holdings
+from stepwell.worker.dialogue import Dialogue
+from stepwell.worker.held_work import HeldWork
+from stepwell.worker.leases import Capacity
 from stepwell.worker.threads import ThreadPool
-from stepwell.workflows.definition import AnyWorkflow, WorkflowDefinition
+from stepwell.workflows.definition import AnyWorkflow
 
 PROTOCOL_VERSION = 1
 
@@ -114,8 +116,8 @@ class Worker:
             raise RuntimeError("a Worker works once: make another one")
         clock = self._clock or LoopClock()
         self._pool = ThreadPool(self._threads)
-        self._holdings = Holdings(self.app, self._client, self._pool, clock, self._capacity)
-        self._connection = Connection(self._client, self._holdings, self._hello)
+        self._held = HeldWork(self.app, self._client, self._pool, clock, self._capacity)
+        self._connection = Connection(self._client, Dialogue(self._held), self._hello)
         self._serving = asyncio.create_task(self._connection.serve())
 
     async def _leave(self) -> None:
@@ -139,18 +141,18 @@ class Worker:
             raise self._connection.last_failure or TimeoutError("the server did not answer")
 
     async def _rested(self, seconds: float) -> None:
-        while (left := seconds - self._holdings.idle_for()) > 0:
-            await sleep(self._holdings.clock, left)
+        while (left := seconds - self._held.leases.idle_for()) > 0:
+            await sleep(self._held.clock, left)
 
     async def _drain(self) -> None:
         """Let executing bodies end and be saved, for as long as the grace lasts, and say Goodbye."""
         assert self._serving is not None
-        self._holdings.drain()
+        self._held.drain()
         if not self._serving.done():
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(self._grace):
-                    await self._holdings.quiet.wait()
-        self._holdings.name_bodies()
+                    await self._held.quiet.wait()
+        self._held.name_bodies()
         self._connection.leave()
         await asyncio.wait({self._serving}, timeout=_SECONDS_TO_LEAVE)
 
@@ -158,7 +160,7 @@ class Worker:
         assert self._serving is not None
         self._serving.cancel()
         await asyncio.wait({self._serving})
-        await self._holdings.close()
+        await self._held.close()
         self._pool.close()
         if not self._serving.cancelled():
             self._serving.exception()  # which counts as seen: whoever waits for it, or leaves the block, is told
@@ -170,23 +172,6 @@ class Worker:
             sdk=f"stepwell-python/{__version__}",
             protocol_version=PROTOCOL_VERSION,
             namespace=self._client.namespace,
-            handlers=[
-                *map(_workflow_handler, self.app.workflow_definitions.values()),
-                *map(_hook_handler, self.app.hook_definitions.values()),
-            ],
-            held=self._holdings.held(),
+            handlers=[definition.to_handler() for definition in self.app.definitions.values()],
+            held=self._held.leases.named(),
         )
-
-
-def _workflow_handler(definition: WorkflowDefinition[Any, Any]) -> pb.Handler:
-    return pb.Handler(
-        kind=pb.HANDLER_KIND_WORKFLOW,
-        name=definition.name,
-        workflow=pb.WorkflowDefinition(description=definition.description),
-    )
-
-
-def _hook_handler(definition: HookDefinition[Any]) -> pb.Handler:
-    return pb.Handler(
-        kind=pb.HANDLER_KIND_HOOK, name=definition.name, hook=pb.HookDefinition(description=definition.description)
-    )

@@ -8,7 +8,9 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args, get_origin, overload
 
+from stepwell.kinds import Kind
 from stepwell.signatures import concrete, first_line, hints_of, is_async
+from stepwell.v1 import workers_pb2 as pb
 from stepwell.workflows.handle import Workflow, WorkflowCaller
 from stepwell.workflows.steps import WorkflowStep
 
@@ -63,6 +65,7 @@ class WorkflowEntrypoint(Generic[P, R]):
 class WorkflowDefinition(Generic[P, R]):
     """A workflow as the SDK sees it, whichever form it was written in."""
 
+    kind: ClassVar[Kind] = pb.HANDLER_KIND_WORKFLOW
     name: str
     description: str
     params_type: Any
@@ -72,6 +75,11 @@ class WorkflowDefinition(Generic[P, R]):
     def __call__(self, event: WorkflowEvent[P], step: WorkflowStep) -> Awaitable[R]:
         """Call the workflow like the function that it was written as, for instance in a test of its own."""
         return self.program(None)(event, step)
+
+    def to_handler(self) -> pb.Handler:
+        """What Hello says of it."""
+        described = pb.WorkflowDefinition(description=self.description)
+        return pb.Handler(kind=self.kind, name=self.name, workflow=described)
 
 
 AnyWorkflow: TypeAlias = type[WorkflowEntrypoint[Any, Any]] | WorkflowDefinition[Any, Any]

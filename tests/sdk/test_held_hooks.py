@@ -9,9 +9,9 @@ import pytest
 
 from stepwell import App, hook
 from stepwell.v1 import workers_pb2 as pb
-from stepwell.worker.held_work import Capacity, Holdings
-from tests.sdk.stage import InlinePool, in_a_word, settle
-from tests.sdk.test_holdings import Worker, nap
+from stepwell.worker.leases import Capacity
+from tests.sdk.stage import in_a_word, settle
+from tests.sdk.test_held_work import Worker, nap
 
 
 @hook("quick")
@@ -24,12 +24,12 @@ async def stuck(payload: Any) -> None:
 
 
 class HookWorker(Worker):
-    """Holdings that host hooks, and a workflow of one's name."""
+    """A worker that hosts hooks, and a workflow with the name of one of them."""
 
     def __init__(self, *hooks: Any) -> None:
         super().__init__()
         app = App(workflows=[nap], hooks=hooks or [quick, stuck])
-        self.holdings = Holdings(app, None, InlinePool(), self.clock, Capacity(max_tasks=2))
+        self.hold(app, Capacity(max_tasks=2))
         self.welcome()
 
     async def hook(self, name: str, task_id: int = 1, fence: int = 1) -> list[str]:
@@ -48,28 +48,28 @@ async def worker() -> HookWorker:
 
 async def test_a_hook_is_acked_executed_and_reported_for_one_credit(worker: HookWorker) -> None:
     assert await worker.hook("quick") == ["task_ack", "outcome"]
-    assert worker.held() == [(1, 1)]
+    assert worker.leases() == [(1, 1)]
 
     assert await worker.ack(1, released=True) == ["credit:1"]
-    assert worker.held() == []
+    assert worker.leases() == []
 
 
 async def test_a_handler_begins_when_its_arrival_is_on_its_way(worker: HookWorker) -> None:
     """One that kills its process must have been counted."""
-    worker.holdings.receive(hook_frame("quick"))
-    assert [in_a_word(frame) for frame in worker.holdings.take_frames()] == ["task_ack"]
+    worker.dialogue.receive(hook_frame("quick"))
+    assert [in_a_word(frame) for frame in worker.dialogue.take_frames()] == ["task_ack"]
     await settle()
-    assert worker.holdings.take_frames() == []
+    assert worker.dialogue.take_frames() == []
 
-    worker.holdings.written()
+    worker.dialogue.written()
     await settle()
     assert worker.sent() == ["outcome"]
 
 
 async def test_an_arrival_that_a_lost_stream_swallowed_is_said_again(worker: HookWorker) -> None:
-    worker.holdings.receive(hook_frame("quick"))
-    worker.holdings.take_frames()
-    worker.holdings.disconnected()
+    worker.dialogue.receive(hook_frame("quick"))
+    worker.dialogue.take_frames()
+    worker.dialogue.disconnected()
 
     assert worker.welcome((1, 1)) == ["task_ack", "credit:1"]
     await settle()
@@ -78,7 +78,7 @@ async def test_an_arrival_that_a_lost_stream_swallowed_is_said_again(worker: Hoo
 
 async def test_an_outcome_is_sent_again_after_a_reconnect(worker: HookWorker) -> None:
     await worker.hook("quick")
-    worker.holdings.disconnected()
+    worker.dialogue.disconnected()
 
     assert worker.welcome((1, 1)) == ["outcome", "credit:1"]
     assert [frame.number for frame in worker.unacked()] == [1]
@@ -86,11 +86,11 @@ async def test_an_outcome_is_sent_again_after_a_reconnect(worker: HookWorker) ->
 
 async def test_a_handler_goes_on_through_a_reconnect(worker: HookWorker) -> None:
     await worker.hook("stuck")
-    worker.holdings.disconnected()
+    worker.dialogue.disconnected()
 
     assert worker.welcome((1, 1)) == ["credit:1"]
-    assert worker.held() == [(1, 1)]
-    await worker.holdings.close()
+    assert worker.leases() == [(1, 1)]
+    await worker.held.close()
 
 
 async def test_what_ends_without_a_stream_is_said_on_the_next_one() -> None:
@@ -102,7 +102,7 @@ async def test_what_ends_without_a_stream_is_said_on_the_next_one() -> None:
 
     worker = HookWorker(gated)
     await worker.hook("gated")
-    worker.holdings.disconnected()
+    worker.dialogue.disconnected()
     gate.set()
     assert await worker.receive(heartbeat=pb.ServerHeartbeat()) == []
 
@@ -114,12 +114,12 @@ async def test_a_hook_that_is_lost_or_cancelled_is_dropped(worker: HookWorker, l
     await worker.hook("stuck")
 
     assert await worker.receive(**lost) == ["credit:1"]
-    assert worker.held() == []
+    assert worker.leases() == []
 
 
 async def test_a_hook_that_the_server_gave_away_is_dropped(worker: HookWorker) -> None:
     await worker.hook("stuck")
-    worker.holdings.disconnected()
+    worker.dialogue.disconnected()
 
     assert worker.welcome() == ["credit:2"]
 
@@ -127,32 +127,32 @@ async def test_a_hook_that_the_server_gave_away_is_dropped(worker: HookWorker) -
 async def test_heartbeats_name_hooks_and_a_lease_that_is_not_renewed_is_given_up(worker: HookWorker) -> None:
     await worker.hook("stuck", task_id=5)
     worker.clock.advance(20)
-    worker.holdings.heartbeat()  # never confirmed
-    (beat,) = worker.holdings.take_frames()
+    worker.dialogue.heartbeat()  # never confirmed
+    (beat,) = worker.dialogue.take_frames()
     assert [(held.task_id, held.fence) for held in beat.heartbeat.held] == [(5, 1)]
 
     worker.clock.advance(6)
-    worker.holdings.expire()
-    assert worker.held() == []
+    worker.dialogue.expire()
+    assert worker.leases() == []
 
 
 async def test_a_hook_under_a_new_fence_replaces_the_old_execution(worker: HookWorker) -> None:
     await worker.hook("stuck", fence=1)
 
     assert await worker.hook("quick", fence=2) == ["task_ack", "credit:1", "outcome"]
-    assert worker.held() == [(1, 2)]
+    assert worker.leases() == [(1, 2)]
 
 
 async def test_a_hook_that_comes_twice_is_executed_once(worker: HookWorker) -> None:
     await worker.hook("stuck")
 
     assert await worker.hook("stuck") == []
-    await worker.holdings.close()
+    await worker.held.close()
 
 
 async def test_a_hook_that_nobody_hosts_here_is_not_held(worker: HookWorker) -> None:
     assert await worker.hook("nap") == ["task_ack", "credit:1"]  # there is a workflow of that name
-    assert worker.held() == []
+    assert worker.leases() == []
 
 
 async def test_leaving_waits_for_handlers_and_for_their_reports() -> None:
@@ -164,46 +164,46 @@ async def test_leaving_waits_for_handlers_and_for_their_reports() -> None:
 
     worker = HookWorker(gated)
     await worker.hook("gated")
-    worker.holdings.drain()
-    assert not worker.holdings.quiet.is_set()
+    worker.held.drain()
+    assert not worker.held.quiet.is_set()
 
     gate.set()
     assert await worker.receive(heartbeat=pb.ServerHeartbeat()) == ["outcome"]
-    assert not worker.holdings.quiet.is_set()
+    assert not worker.held.quiet.is_set()
     await worker.ack(1)
-    assert worker.holdings.quiet.is_set()
+    assert worker.held.quiet.is_set()
 
 
 async def test_a_hook_that_has_just_arrived_goes_back_unbegun_when_the_worker_leaves(worker: HookWorker) -> None:
     """Its arrival is not acknowledged, so nothing is charged to it."""
-    worker.holdings.receive(hook_frame("stuck"))
-    worker.holdings.drain()
+    worker.dialogue.receive(hook_frame("stuck"))
+    worker.held.drain()
 
-    assert (worker.sent(), worker.held()) == ([], [])
-    assert worker.holdings.quiet.is_set()
+    assert (worker.sent(), worker.leases()) == ([], [])
+    assert worker.held.quiet.is_set()
 
 
 async def test_a_hook_whose_arrival_is_being_said_gets_the_grace(worker: HookWorker) -> None:
-    worker.holdings.receive(hook_frame("quick"))
-    assert [in_a_word(frame) for frame in worker.holdings.take_frames()] == ["task_ack"]
-    worker.holdings.drain()
-    assert not worker.holdings.quiet.is_set()
+    worker.dialogue.receive(hook_frame("quick"))
+    assert [in_a_word(frame) for frame in worker.dialogue.take_frames()] == ["task_ack"]
+    worker.held.drain()
+    assert not worker.held.quiet.is_set()
 
-    worker.holdings.written()
+    worker.dialogue.written()
     await settle()
     assert worker.sent() == ["outcome"]
     await worker.ack(1)
-    assert worker.holdings.quiet.is_set()
+    assert worker.held.quiet.is_set()
 
 
 async def test_a_leaving_worker_does_not_claim_a_hook_that_a_lost_stream_left_unbegun(worker: HookWorker) -> None:
-    worker.holdings.receive(hook_frame("stuck"))
-    worker.holdings.take_frames()
-    worker.holdings.drain()
-    worker.holdings.disconnected()
+    worker.dialogue.receive(hook_frame("stuck"))
+    worker.dialogue.take_frames()
+    worker.held.drain()
+    worker.dialogue.disconnected()
 
-    assert worker.held() == []
-    assert worker.holdings.quiet.is_set()
+    assert worker.leases() == []
+    assert worker.held.quiet.is_set()
 
 
 async def test_closing_waits_for_a_handler_that_was_cancelled() -> None:
@@ -219,6 +219,6 @@ async def test_closing_waits_for_a_handler_that_was_cancelled() -> None:
 
     worker = HookWorker(slow_to_go)
     await worker.hook("slow")
-    await worker.holdings.close()
+    await worker.held.close()
 
     assert ended == [True]

@@ -13,7 +13,9 @@ from stepwell import App, WorkflowEntrypoint, workflow
 from stepwell.durations import to_datetime
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
-from stepwell.worker.held_work import Capacity, Holdings
+from stepwell.worker.dialogue import Dialogue
+from stepwell.worker.held_work import HeldWork
+from stepwell.worker.leases import Capacity
 from tests.sdk.stage import InlinePool, ManualClock, in_a_word, settle, slept, waiting
 
 LEASE = Duration(seconds=30)
@@ -33,21 +35,25 @@ async def stuck(event: Any, step: Any) -> None:
 
 
 class Worker:
-    """Holdings with a hand on the wire."""
+    """A worker's work with a hand on the wire."""
 
     def __init__(self, **capacity: int) -> None:
         self.clock = ManualClock()
-        self.holdings = Holdings(App([nap, stuck]), None, InlinePool(), self.clock, Capacity(**capacity))
+        self.hold(App([nap, stuck]), Capacity(**capacity))
+
+    def hold(self, app: App, capacity: Capacity | None = None) -> None:
+        self.held = HeldWork(app, None, InlinePool(), self.clock, capacity)
+        self.dialogue = Dialogue(self.held)
 
     def welcome(self, *held: tuple[int, int], database_id: str = "db", **fields: Any) -> list[str]:
         tasks = [pb.HeldTask(task_id=task_id, fence=fence) for task_id, fence in held]
-        self.holdings.greets()
+        self.dialogue.greets()
         welcome = pb.Welcome(database_id=database_id, lease=LEASE, heartbeat_interval=INTERVAL, held=tasks, **fields)
-        self.is_at_one = self.holdings.welcomed(welcome)
+        self.is_at_one = self.dialogue.welcomed(welcome)
         return self.sent()
 
     async def receive(self, task_id: int = 1, fence: int = 1, number: int = 0, **body: Any) -> list[str]:
-        self.holdings.receive(pb.ServerFrame(task_id=task_id, fence=fence, number=number, **body))
+        self.dialogue.receive(pb.ServerFrame(task_id=task_id, fence=fence, number=number, **body))
         sent = self.sent()
         await settle()
         return sent + self.sent()
@@ -61,18 +67,18 @@ class Worker:
         return await self.receive(task_id, fence, number, ack=pb.Ack(**fields))
 
     def sent(self) -> list[str]:
-        frames = self.holdings.take_frames()
-        self.holdings.written()
+        frames = self.dialogue.take_frames()
+        self.dialogue.written()
         return [f"credit:{frame.credit.tasks}" if frame.HasField("credit") else in_a_word(frame) for frame in frames]
 
     def unacked(self) -> list[pb.WorkerFrame]:
         """What would be sent again on another stream."""
-        self.holdings.disconnected()
-        self.holdings.welcomed(pb.Welcome(database_id="db", held=self.holdings.held()))
-        return [frame for frame in self.holdings.take_frames() if frame.number]
+        self.dialogue.disconnected()
+        self.dialogue.welcomed(pb.Welcome(database_id="db", held=self.held.leases.named()))
+        return [frame for frame in self.dialogue.take_frames() if frame.number]
 
-    def held(self) -> list[tuple[int, int]]:
-        return [(held.task_id, held.fence) for held in self.holdings.held()]
+    def leases(self) -> list[tuple[int, int]]:
+        return [(held.task_id, held.fence) for held in self.held.leases.named()]
 
 
 @pytest.fixture
@@ -98,13 +104,13 @@ async def test_nothing_begins_before_its_arrival_is_on_its_way(worker: Worker) -
     """A body that kills its process must not do so unknown: it could do so for ever."""
     worker.welcome()
     ref = pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name="nap")
-    worker.holdings.receive(pb.ServerFrame(task_id=1, fence=1, task=pb.Task(handler=ref, key="nap-1")))
+    worker.dialogue.receive(pb.ServerFrame(task_id=1, fence=1, task=pb.Task(handler=ref, key="nap-1")))
 
-    assert list(map(in_a_word, worker.holdings.take_frames())) == ["task_ack"]
+    assert list(map(in_a_word, worker.dialogue.take_frames())) == ["task_ack"]
     await settle()
-    assert worker.holdings.take_frames() == []
+    assert worker.dialogue.take_frames() == []
 
-    worker.holdings.written()
+    worker.dialogue.written()
     await settle()
     assert worker.sent() == ["wait:sleep", "suspend"]
 
@@ -113,7 +119,7 @@ async def test_what_is_resolved_before_a_run_begins_is_heard_when_it_does(worker
     worker.welcome()
     ref = pb.HandlerRef(kind=pb.HANDLER_KIND_WORKFLOW, name="nap")
     asleep = pb.WorkflowInput(steps=[waiting("sleep", states.STEP_TYPE_SLEEP)])
-    worker.holdings.receive(pb.ServerFrame(task_id=1, fence=1, task=pb.Task(handler=ref, key="nap-1", workflow=asleep)))
+    worker.dialogue.receive(pb.ServerFrame(task_id=1, fence=1, task=pb.Task(handler=ref, key="nap-1", workflow=asleep)))
 
     assert await worker.receive(resolved=pb.Resolved(steps=[slept("sleep")])) == [
         "task_ack",
@@ -167,8 +173,8 @@ async def test_a_reconnect_sends_again_what_was_not_acknowledged(worker: Worker)
     worker.welcome()
     await worker.task()
     await worker.ack(1)
-    worker.holdings.disconnected()
-    assert worker.held() == [(1, 1)]
+    worker.dialogue.disconnected()
+    assert worker.leases() == [(1, 1)]
 
     assert worker.welcome((1, 1)) == ["suspend", "credit:1"]
 
@@ -177,7 +183,7 @@ async def test_what_the_server_repeats_after_a_reconnect_is_heard_once(worker: W
     everything = pb.Resolved(steps=[slept("sleep")])
     worker.welcome()
     await worker.task()
-    worker.holdings.disconnected()
+    worker.dialogue.disconnected()
     assert worker.welcome((1, 1)) == ["wait:sleep", "suspend", "credit:1"]
 
     assert await worker.receive(resolved=everything) == []  # the server has not heard of the Suspend yet
@@ -190,8 +196,8 @@ async def test_what_the_server_repeats_after_a_reconnect_is_heard_once(worker: W
 async def test_what_happens_without_a_stream_is_said_on_the_next_one(worker: Worker) -> None:
     worker.welcome()
     await worker.task(more=True)
-    worker.holdings.disconnected()
-    worker.holdings.receive(pb.ServerFrame(task_id=1, fence=1, task_state=pb.TaskState()))
+    worker.dialogue.disconnected()
+    worker.dialogue.receive(pb.ServerFrame(task_id=1, fence=1, task_state=pb.TaskState()))
     await settle()
     assert worker.sent() == []
 
@@ -201,20 +207,20 @@ async def test_what_happens_without_a_stream_is_said_on_the_next_one(worker: Wor
 async def test_a_task_that_the_server_gave_away_is_dropped(worker: Worker) -> None:
     worker.welcome()
     await worker.task("stuck")
-    worker.holdings.disconnected()
+    worker.dialogue.disconnected()
 
     assert worker.welcome() == ["credit:2"]
-    assert worker.held() == []
+    assert worker.leases() == []
 
 
 async def test_what_was_given_up_between_a_hello_and_its_welcome_needs_another_hello(worker: Worker) -> None:
     """Else nobody would execute it until its lease is over, and the server would hand out as many again."""
     worker.welcome()
     await worker.task("stuck")
-    worker.holdings.disconnected()
-    said = worker.held()
+    worker.dialogue.disconnected()
+    said = worker.leases()
     worker.clock.advance(LEASE.seconds)
-    worker.holdings.expire()
+    worker.dialogue.expire()
 
     assert worker.welcome(*said) == []
     assert not worker.is_at_one
@@ -227,7 +233,7 @@ async def test_another_database_is_another_world(worker: Worker) -> None:
     worker.welcome()
     await suspended(worker)
     await worker.task("stuck", task_id=2)
-    worker.holdings.disconnected()
+    worker.dialogue.disconnected()
 
     assert worker.welcome((2, 1), database_id="restored") == []
     assert not worker.is_at_one
@@ -240,7 +246,7 @@ async def test_a_stale_lease_gives_its_credit_back(worker: Worker) -> None:
     await worker.task("stuck")
 
     assert await worker.receive(stale=pb.Stale()) == ["credit:1"]
-    assert worker.held() == []
+    assert worker.leases() == []
 
 
 async def test_frames_under_an_old_fence_are_ignored(worker: Worker) -> None:
@@ -248,8 +254,8 @@ async def test_frames_under_an_old_fence_are_ignored(worker: Worker) -> None:
     await worker.task("stuck", fence=2)
 
     assert await worker.receive(fence=1, stale=pb.Stale()) == []
-    assert worker.held() == [(1, 2)]
-    await worker.holdings.close()
+    assert worker.leases() == [(1, 2)]
+    await worker.held.close()
 
 
 async def test_a_task_under_a_new_fence_replaces_the_old_one(worker: Worker) -> None:
@@ -257,8 +263,8 @@ async def test_a_task_under_a_new_fence_replaces_the_old_one(worker: Worker) -> 
     await worker.task("stuck", fence=1)
 
     assert await worker.task("stuck", fence=2) == ["task_ack", "credit:1"]
-    assert worker.held() == [(1, 2)]
-    await worker.holdings.close()
+    assert worker.leases() == [(1, 2)]
+    await worker.held.close()
 
 
 async def test_a_cancelled_task_is_dropped(worker: Worker) -> None:
@@ -272,16 +278,16 @@ async def test_heartbeats_name_every_lease_and_a_confirmed_one_renews_it(worker:
     worker.welcome()
     await worker.task("stuck")
     worker.clock.advance(20)
-    worker.holdings.heartbeat()
-    (beat,) = worker.holdings.take_frames()
+    worker.dialogue.heartbeat()
+    (beat,) = worker.dialogue.take_frames()
     assert [(held.task_id, held.fence) for held in beat.heartbeat.held] == [(1, 1)]
 
     await worker.receive(0, 0, heartbeat=pb.ServerHeartbeat(heartbeat_number=1))
     worker.clock.advance(20)
-    worker.holdings.expire()
+    worker.dialogue.expire()
 
-    assert worker.held() == [(1, 1)]
-    await worker.holdings.close()
+    assert worker.leases() == [(1, 1)]
+    await worker.held.close()
 
 
 async def test_with_a_heartbeat_a_run_asks_again_for_what_a_pause_holds_up(worker: Worker) -> None:
@@ -293,28 +299,28 @@ async def test_with_a_heartbeat_a_run_asks_again_for_what_a_pause_holds_up(worke
         await step.do("first", lambda: 1)
         await step.do("second", lambda: 2)
 
-    worker.holdings = Holdings(App([branches]), None, InlinePool(), worker.clock)
+    worker.hold(App([branches]))
     worker.welcome()
     await worker.task("branches")
     assert await worker.ack(1, stop=pb.STOP_PAUSE) == []
 
-    worker.holdings.heartbeat()
+    worker.dialogue.heartbeat()
     await settle()
     assert worker.sent() == ["heartbeat", "begin_steps +second"]
-    await worker.holdings.close()
+    await worker.held.close()
 
 
 async def test_a_lease_that_is_not_renewed_is_given_up_before_it_ends(worker: Worker) -> None:
     worker.welcome()
     await worker.task("stuck")
     worker.clock.advance(20)
-    worker.holdings.heartbeat()  # never confirmed
-    assert worker.held() == [(1, 1)]
+    worker.dialogue.heartbeat()  # never confirmed
+    assert worker.leases() == [(1, 1)]
 
     worker.clock.advance(6)
-    worker.holdings.expire()
+    worker.dialogue.expire()
 
-    assert worker.held() == []
+    assert worker.leases() == []
 
 
 @pytest.mark.parametrize("is_connected", [True, False], ids=["on a stream", "without one"])
@@ -322,37 +328,37 @@ async def test_who_has_given_up_everything_wants_another_hello_if_there_is_a_str
     worker: Worker, is_connected: bool
 ) -> None:
     hellos: list[list[tuple[int, int]]] = []
-    worker.holdings.reconnect = lambda: hellos.append(worker.held())
+    worker.dialogue.reconnect = lambda: hellos.append(worker.leases())
     worker.welcome()
     await worker.task("stuck")
     worker.clock.advance(10)
     await worker.task("stuck", task_id=2)
     if not is_connected:
-        worker.holdings.disconnected()
+        worker.dialogue.disconnected()
     worker.clock.advance(LEASE.seconds - 10)
-    worker.holdings.expire()
-    assert (worker.held(), hellos) == ([(2, 1)], [])
+    worker.dialogue.expire()
+    assert (worker.leases(), hellos) == ([(2, 1)], [])
 
     worker.clock.advance(10)
-    worker.holdings.expire()
+    worker.dialogue.expire()
 
-    assert worker.held() == []
+    assert worker.leases() == []
     assert hellos == ([[]] if is_connected else [])
-    await worker.holdings.close()
+    await worker.held.close()
 
 
 async def test_a_reconnect_renews_from_when_hello_was_sent(worker: Worker) -> None:
     worker.welcome()
     await worker.task("stuck")
-    worker.holdings.disconnected()
+    worker.dialogue.disconnected()
     worker.clock.advance(10)
-    worker.holdings.greets()
+    worker.dialogue.greets()
     worker.clock.advance(9)  # so long took the answer, to a lease that counts from the question
-    worker.holdings.welcomed(pb.Welcome(database_id="db", lease=LEASE, held=worker.holdings.held()))
+    worker.dialogue.welcomed(pb.Welcome(database_id="db", lease=LEASE, held=worker.held.leases.named()))
 
     worker.clock.advance(17)  # 26 after the question
-    worker.holdings.expire()
-    assert worker.held() == []
+    worker.dialogue.expire()
+    assert worker.leases() == []
 
 
 async def test_no_body_begins_unannounced_without_a_stream(worker: Worker) -> None:
@@ -364,10 +370,10 @@ async def test_no_body_begins_unannounced_without_a_stream(worker: Worker) -> No
         await gate.wait()
         await step.do("work", lambda: began.append("work"))
 
-    worker.holdings = Holdings(App([late]), None, InlinePool(), worker.clock)
+    worker.hold(App([late]))
     worker.welcome()
     await worker.task("late")
-    worker.holdings.disconnected()
+    worker.dialogue.disconnected()
     gate.set()
     await settle()
     assert began == []
@@ -379,11 +385,11 @@ async def test_no_body_begins_unannounced_without_a_stream(worker: Worker) -> No
 
 async def test_a_draining_worker_takes_no_task_and_grants_no_credit(worker: Worker) -> None:
     worker.welcome()
-    worker.holdings.drain()
-    assert worker.holdings.quiet.is_set()
+    worker.held.drain()
+    assert worker.held.quiet.is_set()
 
     assert await worker.task() == []
-    assert worker.held() == []
+    assert worker.leases() == []
 
 
 async def test_draining_waits_for_bodies_that_execute(worker: Worker) -> None:
@@ -393,11 +399,11 @@ async def test_draining_waits_for_bodies_that_execute(worker: Worker) -> None:
     async def slow(event: Any, step: Any) -> None:
         await step.do("work", gate.wait)
 
-    worker.holdings = Holdings(App([slow]), None, InlinePool(), worker.clock)
+    worker.hold(App([slow]))
     worker.welcome()
     await worker.task("slow")
-    worker.holdings.drain()
-    assert not worker.holdings.quiet.is_set()
+    worker.held.drain()
+    assert not worker.held.quiet.is_set()
 
     gate.set()
     await settle()
@@ -405,7 +411,7 @@ async def test_draining_waits_for_bodies_that_execute(worker: Worker) -> None:
     await worker.ack(1)
     await worker.ack(2, released=True)
 
-    assert worker.holdings.quiet.is_set()
+    assert worker.held.quiet.is_set()
 
 
 async def test_a_body_that_takes_its_time_is_named_so_that_people_see_where_the_run_is(worker: Worker) -> None:
@@ -413,14 +419,14 @@ async def test_a_body_that_takes_its_time_is_named_so_that_people_see_where_the_
     async def slow(event: Any, step: Any) -> None:
         await step.do("work", asyncio.Event().wait)
 
-    worker.holdings = Holdings(App([slow]), None, InlinePool(), worker.clock)
+    worker.hold(App([slow]))
     worker.welcome()
     assert await worker.task("slow") == ["task_ack"]
 
-    worker.holdings.name_bodies()
+    worker.held.name_bodies()
     assert worker.sent() == ["begin_steps =work"]
 
-    worker.holdings.name_bodies()
+    worker.held.name_bodies()
     assert worker.sent() == []
 
 
@@ -433,7 +439,7 @@ async def test_a_class_that_cannot_be_made_fails_its_run_not_the_worker(worker: 
 
         async def run(self, event: Any, step: Any) -> None: ...
 
-    worker.holdings = Holdings(App([Broken]), None, InlinePool(), worker.clock)
+    worker.hold(App([Broken]))
     worker.welcome()
 
     assert await worker.task("broken") == ["task_ack", "finish"]
@@ -442,30 +448,30 @@ async def test_a_class_that_cannot_be_made_fails_its_run_not_the_worker(worker: 
 async def test_idle_time_counts_from_the_welcome_or_the_end_of_the_last_task(worker: Worker) -> None:
     worker.clock.advance(60)
     worker.welcome()
-    assert worker.holdings.idle_for() == 0
+    assert worker.held.leases.idle_for() == 0
     worker.clock.advance(3)
-    assert worker.holdings.idle_for() == 3
+    assert worker.held.leases.idle_for() == 3
 
     await worker.task()
     worker.clock.advance(4)
-    assert worker.holdings.idle_for() == 0
+    assert worker.held.leases.idle_for() == 0
     await worker.ack(1)
     await worker.ack(2, released=True)
     worker.clock.advance(2)
-    assert worker.holdings.idle_for() == 2
+    assert worker.held.leases.idle_for() == 2
 
 
 async def test_the_database_s_clock_is_known_from_the_newest_answer_and_never_too_early() -> None:
     worker = Worker()
     worker.clock.advance(100)
-    worker.holdings.greets()
+    worker.dialogue.greets()
     worker.clock.advance(5)
-    worker.holdings.welcomed(pb.Welcome(database_id="db", now=Timestamp(seconds=1_000)))
-    terms = worker.holdings.terms
+    worker.dialogue.welcomed(pb.Welcome(database_id="db", now=Timestamp(seconds=1_000)))
+    terms = worker.held.terms
     assert terms.timers(105).latest == to_datetime(Timestamp(seconds=1_005)) + terms.max_timer
 
-    worker.holdings.heartbeat()
+    worker.dialogue.heartbeat()
     worker.clock.advance(10)
     await worker.receive(heartbeat=pb.ServerHeartbeat(heartbeat_number=1, now=Timestamp(seconds=2_000)))
-    terms = worker.holdings.terms
+    terms = worker.held.terms
     assert terms.timers(115).latest == to_datetime(Timestamp(seconds=2_010)) + terms.max_timer

@@ -1,0 +1,31 @@
+"""Work that is no longer held, and goes on from memory when its task comes again."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from stepwell.worker.host import Work
+
+
+class Cache:
+    """Remembers so much work. What was remembered first is dropped first."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._works: OrderedDict[tuple[str, str], Work] = OrderedDict()
+
+    def keep(self, key: tuple[str, str], work: Work) -> None:
+        """Remember work by its handler and key."""
+        self._works[key] = work
+        while len(self._works) > self._most:
+            self._works.popitem(last=False)[1].drop()
+
+    def take(self, key: tuple[str, str]) -> Work | None:
+        """What was remembered, which it is no longer."""
+        return self._works.pop(key, None)
+
+    def clear(self) -> None:
+        """Drop everything."""
+        for work in list(self._works.values()):
+            work.drop()
+        self._works.clear()
