@@ -9,7 +9,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepwell import App, CallFailed, Client, Status, StepStatus, StepTimeoutError, workflow
+from stepwell import App, CallFailed, Client, InstanceStatus, StepStatus, StepTimeoutError, workflow
 from stepwell.testing import Harness, ServerDidNotStart, StillBusy, VirtualServer
 from stepwell.v1.clock_pb2 import AdvanceClockResponse
 from tests.support.servers import start_in_process
@@ -74,9 +74,9 @@ async def test_harnesses_share_a_server_and_keep_apart_by_namespace() -> None:
 
         async with Harness(app, address=server.address, namespace="one") as again:
             instance = await again.client.workflow(sleeper).get("same")
-            assert (await instance.status()).status == Status.WAITING
+            assert (await instance.status()).status == InstanceStatus.WAITING
             await again.advance("1 hour")
-            assert (await instance.status()).status == Status.COMPLETE
+            assert (await instance.status()).status == InstanceStatus.COMPLETE
 
 
 async def test_the_server_and_its_database_are_gone_afterwards() -> None:

@@ -16,9 +16,9 @@ from stepwell import (
     Client,
     EventEntry,
     Instance,
+    InstanceStatus,
     NewInstance,
     PayloadInvalid,
-    Status,
     StepEntry,
     WorkflowEntrypoint,
     WorkflowFailed,
@@ -309,7 +309,7 @@ async def test_a_result_that_does_not_come_in_time_says_where_its_instance_stand
     change = asyncio.create_task(anext(changes))
     await server.workflows.until_watched(2)
     server.workflows.change(instance("x", wf.INSTANCE_STATUS_PAUSED))
-    assert (await change).instance.status is Status.PAUSED
+    assert (await change).instance.status is InstanceStatus.PAUSED
     (limit,) = limits
     limit.reschedule(0)
 
@@ -329,7 +329,7 @@ async def test_who_comes_later_is_sent_the_present_state_too(server: FakeServer,
     assert server.workflows.watches[1].add[0].known_revision == 0
 
     server.workflows.change(instance("x", wf.INSTANCE_STATUS_RUNNING, revision=4))
-    assert (await second).instance.status is Status.RUNNING
+    assert (await second).instance.status is InstanceStatus.RUNNING
     server.workflows.change(complete("x", 9, revision=5))
     assert await first == Result(9)
     await changes.aclose()  # type: ignore[attr-defined]
@@ -389,7 +389,7 @@ async def test_watching_shows_each_newer_state_until_the_end(server: FakeServer,
     assert [entry.name for entry in (await first).steps] == ["a"]
     server.workflows.change(instance("x", wf.INSTANCE_STATUS_RUNNING, revision=1))
     server.workflows.change(complete("x", revision=2))
-    assert [change.instance.status async for change in changes] == [Status.COMPLETE]
+    assert [change.instance.status async for change in changes] == [InstanceStatus.COMPLETE]
 
 
 async def test_a_state_that_comes_in_pieces_is_told_when_it_is_whole(server: FakeServer, client: Client) -> None:
@@ -426,7 +426,7 @@ async def test_steps_that_are_sent_again_to_somebody_else_are_told_once(server: 
     server.workflows.change(instance("x", wf.INSTANCE_STATUS_RUNNING, revision=4), steps=(step,))
     server.workflows.change(complete("x", revision=5), steps=(step,))
 
-    assert [(change.instance.status, change.steps) async for change in changes] == [(Status.COMPLETE, ())]
+    assert [(change.instance.status, change.steps) async for change in changes] == [(InstanceStatus.COMPLETE, ())]
 
 
 async def test_an_instance_that_cannot_be_followed_fails_its_waiters(server: FakeServer, client: Client) -> None:
@@ -454,10 +454,16 @@ async def test_verbs_carry_a_request_id(server: FakeServer, client: Client) -> N
 
 async def test_lists_go_through_all_pages(server: FakeServer, client: Client) -> None:
     found = [
-        one async for one in client.workflow(Order).list(status=[Status.PAUSED], labels={"a": "b"}, created_from=0)
+        instance
+        async for instance in client.workflow(Order).list(
+            status=[InstanceStatus.PAUSED], labels={"a": "b"}, created_from=0
+        )
     ]
 
-    assert [(one.id, one.status) for one in found] == [("i0", Status.PAUSED), ("i1", Status.UNKNOWN)]
+    assert [(instance.id, instance.status) for instance in found] == [
+        ("i0", InstanceStatus.PAUSED),
+        ("i1", InstanceStatus.UNKNOWN),
+    ]
     request = server.workflows.calls[0]
     assert (list(request.statuses), dict(request.labels)) == ([wf.INSTANCE_STATUS_PAUSED], {"a": "b"})
     assert (request.HasField("created_from"), request.HasField("created_before")) == (True, False)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from stepwell import NewInstance, Status, workflow
+from stepwell import InstanceStatus, NewInstance, workflow
 from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
@@ -38,7 +38,7 @@ async def test_a_batch_is_answered_in_its_order(harness: StartHarness) -> None:
     batch = await h.client.workflow(echo).create_batch([NewInstance(id=name, params=name) for name in ("c", "a", "b")])
 
     assert [instance.id for instance in batch] == ["c", "a", "b"]
-    assert {(await instance.status()).status for instance in batch} == {Status.QUEUED}
+    assert {(await instance.status()).status for instance in batch} == {InstanceStatus.QUEUED}
     await h.start_worker()
     await h.run_until_idle()
     assert [(await instance.status()).output for instance in batch] == ["c", "a", "b"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell import CallFailed, Status, WorkflowEntrypoint, workflow
+from stepwell import CallFailed, InstanceStatus, WorkflowEntrypoint, workflow
 from stepwell.testing import Harness
 from tests.workflows.conftest import StartHarness
 
@@ -43,7 +43,7 @@ async def test_a_parent_goes_on_without_waiting_for_its_child(harness: StartHarn
     assert await children(h) == ["the-child"]
 
     grown = await h.client.workflow(child).get("the-child")
-    assert (await grown.status()).status == Status.WAITING
+    assert (await grown.status()).status == InstanceStatus.WAITING
     await h.advance("1 day")
     assert (await grown.status()).output == "child of p"
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import CallFailed, Status, workflow
+from stepwell import CallFailed, InstanceStatus, workflow
 from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
@@ -113,7 +113,7 @@ async def test_an_event_to_a_paused_instance_waits_for_its_resumption(harness: S
     await instance.pause()
     await h.send_event(instance, "go", "gone")
 
-    assert (await instance.status()).status == Status.PAUSED
+    assert (await instance.status()).status == InstanceStatus.PAUSED
     assert [event.delivered_at for event in await h.events(instance)] == [None]
 
     await instance.resume()
@@ -163,9 +163,9 @@ async def test_an_event_that_meets_a_termination_does_not_revive_the_instance(ha
         await h.run_until_idle()
 
         status = (await instance.status()).status
-        assert status in (Status.TERMINATED, Status.COMPLETE)
+        assert status in (InstanceStatus.TERMINATED, InstanceStatus.COMPLETE)
         if isinstance(sent, CallFailed):
-            assert (sent.reason, status) == ("INSTANCE_TERMINAL", Status.TERMINATED)
+            assert (sent.reason, status) == ("INSTANCE_TERMINAL", InstanceStatus.TERMINATED)
 
 
 async def test_an_event_that_is_sent_again_is_stored_once(harness: StartHarness) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import App, Instance, Status, WorkflowEntrypoint, workflow
+from stepwell import App, Instance, InstanceStatus, WorkflowEntrypoint, workflow
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.support.patience import PATIENCE
@@ -44,7 +44,7 @@ async def test_creating_does_not_wait_for_the_first_step(harness: StartHarness) 
         instance = await h.client.workflow(slow).create()
 
     await gate.reached()
-    assert (await instance.status()).status == Status.RUNNING
+    assert (await instance.status()).status == InstanceStatus.RUNNING
 
 
 async def test_a_batch_is_stored_at_once_although_nobody_runs_it(harness: StartHarness) -> None:
@@ -57,7 +57,7 @@ async def test_a_batch_is_stored_at_once_although_nobody_runs_it(harness: StartH
 
     stored = [status async for status in h.client.workflow(echo).list()]
     assert len(instances) == len(stored) == 100
-    assert {one.status for one in stored} == {Status.QUEUED}
+    assert {one.status for one in stored} == {InstanceStatus.QUEUED}
 
     await h.start_worker()
     await h.run_until_idle()
@@ -71,7 +71,7 @@ async def test_a_new_instance_is_queued_with_all_that_it_was_given(harness: Star
     instance = await h.client.workflow(echo).create(id="order-7", params={"sku": 7}, labels={"team": "a"})
 
     stored = await instance.status()
-    assert (stored.id, stored.status, stored.run_number) == ("order-7", Status.QUEUED, 0)
+    assert (stored.id, stored.status, stored.run_number) == ("order-7", InstanceStatus.QUEUED, 0)
     assert (stored.params, stored.labels, stored.started_at) == ({"sku": 7}, {"team": "a"}, None)
 
     await h.start_worker()
@@ -111,7 +111,7 @@ async def test_two_workflows_may_have_instances_of_one_id(harness: StartHarness)
     said, slept = await h.start(echo, "hello", id="same"), await h.start(sleeper, id="same")
 
     assert (await said.status()).output == "hello"
-    assert (await slept.status()).status == Status.WAITING
+    assert (await slept.status()).status == InstanceStatus.WAITING
 
 
 async def test_a_workflow_that_nobody_registered_cannot_be_started(harness: StartHarness) -> None:
@@ -168,8 +168,12 @@ async def test_what_a_workflow_returns_is_its_output_and_then_nothing_is_left_to
     said, silent = await h.start(echo, {"a": [1, 2.5, None]}), await h.start(quiet)
 
     complete = await said.status()
-    assert (complete.status, complete.output, complete.ended_at) == (Status.COMPLETE, {"a": [1, 2.5, None]}, ended)
-    assert ((await silent.status()).status, (await silent.status()).output) == (Status.COMPLETE, None)
+    assert (complete.status, complete.output, complete.ended_at) == (
+        InstanceStatus.COMPLETE,
+        {"a": [1, 2.5, None]},
+        ended,
+    )
+    assert ((await silent.status()).status, (await silent.status()).output) == (InstanceStatus.COMPLETE, None)
     assert complete.error is None
 
     await h.advance("365 days")
@@ -191,7 +195,7 @@ async def test_an_error_outside_of_steps_ends_the_instance(harness: StartHarness
     await h.advance("1 day")
 
     ended = await instance.status()
-    assert ended.status == Status.ERRORED and ended.ended_at is not None
+    assert ended.status == InstanceStatus.ERRORED and ended.ended_at is not None
     assert ended.error is not None
     assert (ended.error.name, ended.error.message, ended.output) == ("LookupError", "no such thing", None)
     assert calls == 1
@@ -227,11 +231,11 @@ async def test_instances_of_a_workflow_that_nobody_hosts_any_more_wait_and_hold_
     await h.advance("2 hours")
 
     assert (await (await h.start(echo, "hello")).status()).output == "hello"
-    assert (await orphan.status()).status == Status.WAITING
+    assert (await orphan.status()).status == InstanceStatus.WAITING
 
     await h.replace_worker(App(workflows=[echo, sleeper]))
     await h.run_until_idle()
-    assert (await orphan.status()).status == Status.COMPLETE
+    assert (await orphan.status()).status == InstanceStatus.COMPLETE
 
 
 @dataclass

@@ -7,7 +7,7 @@ from uuid import uuid4
 
 import pytest
 
-from stepwell import App, PayloadInvalid, Status, workflow
+from stepwell import App, InstanceStatus, PayloadInvalid, workflow
 from stepwell.testing import Harness
 from stepwell.v1 import namespaces_pb2, workers_pb2
 from stepwell.v1 import workflows_pb2 as pb
@@ -15,7 +15,7 @@ from stepwell.v1.common_pb2 import Payload
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from stepwell.workflows.info import instance_status
+from stepwell.workflows.info import instance_info
 from tests.support.servers import Served
 from tests.support.workflows import refused
 from tests.workflows.conftest import StartHarness
@@ -135,4 +135,4 @@ async def test_a_status_of_a_newer_server_is_unknown_not_an_error(harness: Start
     stored = await (await h.start(echo)).fetch()
     stored.status = 99  # type: ignore[assignment]
 
-    assert instance_status(stored).status == Status.UNKNOWN
+    assert instance_info(stored).status == InstanceStatus.UNKNOWN

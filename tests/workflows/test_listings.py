@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Status, workflow
+from stepwell import InstanceStatus, workflow
 from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
@@ -113,7 +113,7 @@ async def test_instances_are_found_by_status_labels_and_time(harness: StartHarne
 
     assert await found() == ["waiting", "failed", "done"]
     assert await found(order="oldest") == ["done", "failed", "waiting"]
-    assert await found(status=Status.ERRORED) == ["failed"]
+    assert await found(status=InstanceStatus.ERRORED) == ["failed"]
     assert await found(status=["complete", "waiting"]) == ["waiting", "done"]
     assert await found(labels={"team": "a"}) == ["failed", "done"]
     assert await found(labels={"team": "b", "kind": "x"}) == ["waiting"]

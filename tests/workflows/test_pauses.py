@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Instance, Status, StepStatus, WaitForEventTimeoutError, workflow
+from stepwell import Instance, InstanceStatus, StepStatus, WaitForEventTimeoutError, workflow
 from tests.support.workflows import Gate, refused
 from tests.workflows.conftest import StartHarness
 
@@ -40,7 +40,7 @@ def gated(gate: Gate, **options: Any) -> Any:
     return gated_
 
 
-async def status(instance: Instance[Any]) -> Status:
+async def status(instance: Instance[Any]) -> InstanceStatus:
     return (await instance.status()).status
 
 
@@ -52,17 +52,17 @@ async def test_a_running_instance_pauses_after_the_step_that_executes(harness: S
     instance = await h.client.workflow(program).create()
     await gate.reached()
     await instance.pause()
-    assert await status(instance) == Status.WAITING_FOR_PAUSE
+    assert await status(instance) == InstanceStatus.WAITING_FOR_PAUSE
     await instance.pause()
-    assert await status(instance) == Status.WAITING_FOR_PAUSE
+    assert await status(instance) == InstanceStatus.WAITING_FOR_PAUSE
 
     gate.open()
     await h.run_until_idle()
-    assert await status(instance) == Status.PAUSED
+    assert await status(instance) == InstanceStatus.PAUSED
     assert (await h.steps(instance))["first"].result == "first"
     await instance.pause()
     await h.advance("1 day")
-    assert await status(instance) == Status.PAUSED
+    assert await status(instance) == InstanceStatus.PAUSED
     assert "second" not in await h.steps(instance)
 
     await instance.resume()
@@ -79,16 +79,16 @@ async def test_a_queued_or_waiting_instance_pauses_at_once(harness: StartHarness
     queued = await h.client.workflow(sleeper).create()
     for instance in (waiting, queued):
         await instance.pause()
-        assert await status(instance) == Status.PAUSED
+        assert await status(instance) == InstanceStatus.PAUSED
     await h.start_worker()
     await h.advance("1 day")
-    assert [await status(instance) for instance in (waiting, queued)] == [Status.PAUSED] * 2
+    assert [await status(instance) for instance in (waiting, queued)] == [InstanceStatus.PAUSED] * 2
     assert await h.steps(queued) == {}
 
     await h.stop_worker()
     for instance in (waiting, queued):
         await instance.resume()
-        assert await status(instance) == Status.QUEUED
+        assert await status(instance) == InstanceStatus.QUEUED
 
 
 @pytest.mark.parametrize("ending", ["completes", "fails", "is terminated"])
@@ -139,7 +139,7 @@ async def test_a_pause_that_has_not_happened_yet_is_withdrawn_by_a_resumption(ha
     await gate.reached()
     await instance.pause()
     await instance.resume()
-    assert await status(instance) == Status.RUNNING
+    assert await status(instance) == InstanceStatus.RUNNING
     gate.open()
     await h.run_until_idle()
 
@@ -154,7 +154,7 @@ async def test_a_pause_does_not_stop_the_clock_of_a_sleep(harness: StartHarness,
     await h.advance("2 seconds")
     await instance.pause()
     await h.advance("58 seconds")
-    assert await status(instance) == Status.PAUSED
+    assert await status(instance) == InstanceStatus.PAUSED
     resumed = await h.now()
     await instance.resume()
     await h.run_until_idle()
@@ -219,7 +219,7 @@ async def test_a_pause_during_the_last_step_keeps_its_result_for_later(harness: 
     await instance.pause()
     gate.open()
     await h.run_until_idle()
-    assert await status(instance) == Status.PAUSED
+    assert await status(instance) == InstanceStatus.PAUSED
     assert (await h.steps(instance))["only"].status == StepStatus.COMPLETED
 
     await instance.resume()
@@ -242,7 +242,7 @@ async def test_a_workflow_that_ends_while_a_pause_is_due_ends_after_the_resumpti
     await instance.pause()
     gate.open()
     await h.run_until_idle()
-    assert await status(instance) == Status.PAUSED
+    assert await status(instance) == InstanceStatus.PAUSED
 
     await instance.resume()
     await h.run_until_idle()
@@ -274,7 +274,7 @@ async def test_a_step_that_fails_while_a_pause_is_due_is_tried_again_after_the_r
     gate.open()
     await h.run_until_idle()
     step = (await h.steps(instance))["try"]
-    assert await status(instance) == Status.PAUSED
+    assert await status(instance) == InstanceStatus.PAUSED
     assert (step.status, step.attempts, step.next_retry_at) == (StepStatus.WAITING, 1, failed + 10 * SECOND)
     await h.advance("1 hour")
     assert calls == ["try"]
@@ -328,14 +328,14 @@ async def test_a_pause_during_a_replay_is_honoured_before_anything_new_begins(ha
     moving = asyncio.create_task(h.advance("1 hour"))
     await gate.reached()
     await instance.pause()
-    assert await status(instance) == Status.WAITING_FOR_PAUSE
+    assert await status(instance) == InstanceStatus.WAITING_FOR_PAUSE
     gate.open()
     await moving
-    assert (await status(instance), calls) == (Status.PAUSED, ["first"])
+    assert (await status(instance), calls) == (InstanceStatus.PAUSED, ["first"])
 
     await instance.resume()
     await h.run_until_idle()
-    assert (await status(instance), calls) == (Status.COMPLETE, ["first", "second"])
+    assert (await status(instance), calls) == (InstanceStatus.COMPLETE, ["first", "second"])
 
 
 async def test_paused_instances_are_no_work_and_starve_nobody(harness: StartHarness) -> None:
@@ -349,5 +349,5 @@ async def test_paused_instances_are_no_work_and_starve_nobody(harness: StartHarn
     lively = await h.start(sleeper)
     await h.advance("10 seconds")
 
-    assert await status(lively) == Status.COMPLETE
+    assert await status(lively) == InstanceStatus.COMPLETE
     assert [(await instance.status()).revision for instance in paused] == revisions

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Instance, Status, StepStatus, WorkflowTerminated, workflow
+from stepwell import Instance, InstanceStatus, StepStatus, WorkflowTerminated, workflow
 from tests.support.workflows import Gate, refused
 from tests.workflows.conftest import StartHarness
 
@@ -18,7 +18,7 @@ async def sleeper(event, step):
     return await step.do("get up", lambda: "up")
 
 
-async def status(instance: Instance[Any]) -> Status:
+async def status(instance: Instance[Any]) -> InstanceStatus:
     return (await instance.status()).status
 
 
@@ -33,7 +33,7 @@ async def test_a_terminated_instance_is_over_at_once_whatever_it_did(harness: St
     for instance in (waiting, paused, queued):
         await instance.terminate()
         ended = await instance.status()
-        assert (ended.status, ended.ended_at, ended.output, ended.error) == (Status.TERMINATED, now, None, None)
+        assert (ended.status, ended.ended_at, ended.output, ended.error) == (InstanceStatus.TERMINATED, now, None, None)
         assert await refused(instance.terminate()) == "INSTANCE_TERMINAL"
         with pytest.raises(WorkflowTerminated):
             await instance.result(timeout="5 seconds")
@@ -58,7 +58,7 @@ async def test_an_ended_instance_cannot_be_terminated(harness: StartHarness, end
     instance = await h.start(ending)
 
     assert await refused(instance.terminate()) == "INSTANCE_TERMINAL"
-    assert await status(instance) == (Status.ERRORED if ends == "fails" else Status.COMPLETE)
+    assert await status(instance) == (InstanceStatus.ERRORED if ends == "fails" else InstanceStatus.COMPLETE)
 
 
 async def test_a_step_that_executes_during_a_termination_changes_nothing_any_more(harness: StartHarness) -> None:
@@ -75,7 +75,7 @@ async def test_a_step_that_executes_during_a_termination_changes_nothing_any_mor
     await gate.reached()
     await instance.terminate()
     ended = await instance.status()
-    assert ended.status == Status.TERMINATED
+    assert ended.status == InstanceStatus.TERMINATED
     gate.open()
     await h.run_until_idle()
 
@@ -114,7 +114,7 @@ async def test_a_restart_begins_a_new_run_from_any_status(harness: StartHarness,
     await h.stop_worker()
     await instance.restart()
     new = await instance.status()
-    assert (new.status, new.run_number, new.params) == (Status.QUEUED, 1, "once")
+    assert (new.status, new.run_number, new.params) == (InstanceStatus.QUEUED, 1, "once")
     assert (new.output, new.error, new.started_at, new.ended_at) == (None, None, None, None)
     await h.start_worker()
     await h.run_until_idle()
@@ -172,9 +172,9 @@ async def test_timers_of_an_earlier_run_do_not_move_the_new_one(harness: StartHa
     await instance.restart()
     await h.advance("59 minutes")
 
-    assert await status(instance) == Status.WAITING
+    assert await status(instance) == InstanceStatus.WAITING
     await h.advance("1 minute")
-    assert await status(instance) == Status.COMPLETE
+    assert await status(instance) == InstanceStatus.COMPLETE
 
 
 async def test_a_new_run_has_all_its_attempts_again(harness: StartHarness) -> None:

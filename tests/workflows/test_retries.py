@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import App, NonRetryableError, Retry, Status, StepStatus, workflow
+from stepwell import App, InstanceStatus, NonRetryableError, Retry, StepStatus, workflow
 from stepwell.testing import Harness
 from tests.support.workflows import Gate
 from tests.workflows.conftest import LeasesLapse, StartHarness
@@ -41,7 +41,7 @@ def failing(times: float, retries: Any = None, **options: Any) -> tuple[Any, lis
 async def delays(h: Harness, instance: Any) -> list[float]:
     """Seconds that lie between the executions of the step, moving the clock from one to the next."""
     waits = []
-    while (await instance.status()).status == Status.WAITING:
+    while (await instance.status()).status == InstanceStatus.WAITING:
         step = (await h.steps(instance))["pay"]
         assert step.next_retry_at is not None
         wait = step.next_retry_at - await h.now()
@@ -114,7 +114,7 @@ async def test_a_failed_execution_is_stored_with_the_time_of_the_next(harness: S
     step, waiting = (await h.steps(instance))["pay"], await instance.status()
     assert (step.status, step.attempts, step.next_retry_at) == (StepStatus.WAITING, 1, failed + 10 * SECOND)
     assert step.error is not None and step.error.message == "execution 1"
-    assert (waiting.status, waiting.wake_at) == (Status.WAITING, failed + 10 * SECOND)
+    assert (waiting.status, waiting.wake_at) == (InstanceStatus.WAITING, failed + 10 * SECOND)
 
     await h.advance(10 * SECOND - INSTANT)
     await h.send_event(instance, "stray")
@@ -184,7 +184,7 @@ async def test_the_author_decides_what_is_worth_a_retry(harness: StartHarness) -
     await h.advance("1 hour")
 
     assert calls == [1, 2]
-    assert (await instance.status()).status == Status.ERRORED
+    assert (await instance.status()).status == InstanceStatus.ERRORED
 
 
 async def test_a_step_that_kills_its_worker_is_not_executed_more_often_than_it_may(
@@ -222,7 +222,7 @@ async def test_many_workers_together_do_not_execute_a_step_more_often_than_it_ma
     instance = await h.start(program)
     await h.advance("1 minute")
 
-    assert (await instance.status()).status == Status.ERRORED
+    assert (await instance.status()).status == InstanceStatus.ERRORED
     assert (len(calls), (await h.steps(instance))["pay"].attempts) == (5, 5)
 
 

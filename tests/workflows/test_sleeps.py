@@ -6,7 +6,7 @@ from datetime import timedelta
 
 import pytest
 
-from stepwell import App, Status, StepStatus, StepType, workflow
+from stepwell import App, InstanceStatus, StepStatus, StepType, workflow
 from tests.workflows.conftest import StartHarness
 
 SECOND = timedelta(seconds=1)
@@ -28,16 +28,16 @@ async def test_a_sleep_ends_at_its_time_and_not_before(harness: StartHarness) ->
     instance = await h.start(sleeper, {"length": "1 hour"})
 
     waiting = await instance.status()
-    assert (waiting.status, waiting.wake_at) == (Status.WAITING, began + HOUR)
+    assert (waiting.status, waiting.wake_at) == (InstanceStatus.WAITING, began + HOUR)
     nap = (await h.steps(instance))["nap"]
     assert (nap.type, nap.status, nap.wake_at) == (StepType.SLEEP, StepStatus.WAITING, began + HOUR)
 
     await h.advance(HOUR - INSTANT)
-    assert (await instance.status()).status == Status.WAITING
+    assert (await instance.status()).status == InstanceStatus.WAITING
     await h.advance(INSTANT)
 
     ended = await instance.status()
-    assert (ended.status, ended.output, ended.ended_at) == (Status.COMPLETE, "awake", began + HOUR)
+    assert (ended.status, ended.output, ended.ended_at) == (InstanceStatus.COMPLETE, "awake", began + HOUR)
     assert (await h.steps(instance))["nap"].status == StepStatus.COMPLETED
 
 
@@ -81,11 +81,11 @@ async def test_a_sleep_is_at_most_a_year(harness: StartHarness) -> None:
     longest = await h.start(sleeper, {"length": "365 days"})
     too_long = await h.start(sleeper, {"length": 365 * 86_400_000 + 1})
 
-    assert (await too_long.status()).status == Status.ERRORED
+    assert (await too_long.status()).status == InstanceStatus.ERRORED
     await h.advance(YEAR - INSTANT)
-    assert (await longest.status()).status == Status.WAITING
+    assert (await longest.status()).status == InstanceStatus.WAITING
     await h.advance(INSTANT)
-    assert (await longest.status()).status == Status.COMPLETE
+    assert (await longest.status()).status == InstanceStatus.COMPLETE
 
 
 async def test_a_sleep_until_an_instant_beyond_a_year_fails_for_that_reason(harness: StartHarness) -> None:
@@ -118,7 +118,7 @@ async def test_sleeps_in_sequence_take_their_time_each(harness: StartHarness, ca
 
     assert (await instance.status()).wake_at == began + 2 * HOUR
     await h.advance(HOUR)
-    assert (await instance.status()).status == Status.COMPLETE
+    assert (await instance.status()).status == InstanceStatus.COMPLETE
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ async def test_neither_events_nor_replays_postpone_a_sleep(harness: StartHarness
 
     assert (await instance.status()).wake_at == began + HOUR
     await h.advance("30 minutes")
-    assert (await instance.status()).status == Status.COMPLETE
+    assert (await instance.status()).status == InstanceStatus.COMPLETE
 
 
 async def test_a_year_of_monthly_sleeps_is_over_in_a_moment(harness: StartHarness) -> None:

@@ -12,7 +12,7 @@ import pytest
 from stepwell import (
     App,
     DuplicateStepKey,
-    Status,
+    InstanceStatus,
     StepResultInvalid,
     StepStatus,
     StepTypeMismatch,
@@ -57,7 +57,7 @@ async def test_a_run_in_memory_goes_on_where_it_was(harness: StartHarness) -> No
     instance = await h.start(cached)
     await h.advance("1 hour")
 
-    assert (await instance.status()).status == Status.COMPLETE
+    assert (await instance.status()).status == InstanceStatus.COMPLETE
     assert around == ["begin"]
 
 
@@ -219,11 +219,11 @@ async def test_a_branch_that_executes_is_awaited_before_the_run_suspends(harness
     h = await harness(branches, cache=0)
     instance = await h.client.workflow(branches).create()
     await gate.reached()
-    assert (await instance.status()).status == Status.RUNNING
+    assert (await instance.status()).status == InstanceStatus.RUNNING
 
     gate.open()
     await h.run_until_idle()
-    assert (await instance.status()).status == Status.WAITING
+    assert (await instance.status()).status == InstanceStatus.WAITING
     assert (await h.steps(instance))["work"].status == StepStatus.COMPLETED
 
     await h.advance("1 hour")
@@ -249,7 +249,7 @@ async def test_every_branch_ends_at_its_own_time(harness: StartHarness) -> None:
         await h.advance("1 hour")
         assert order == expected
 
-    assert (await instance.status()).status == Status.COMPLETE
+    assert (await instance.status()).status == InstanceStatus.COMPLETE
 
 
 @pytest.mark.parametrize("result", [object(), math.nan, "\ud800"], ids=["object", "nan", "surrogate"])
@@ -364,7 +364,7 @@ async def test_a_broad_except_does_not_swallow_a_suspension(harness: StartHarnes
 
     h = await harness(careless, cache=0)
     instance = await h.start(careless)
-    assert (await instance.status()).status == Status.WAITING
+    assert (await instance.status()).status == InstanceStatus.WAITING
     await h.advance("1 hour")
 
     assert (await instance.status()).output == "slept"
@@ -387,7 +387,7 @@ async def test_a_step_in_a_finally_block_is_done_when_the_block_is_reached_for_r
     await h.replace_worker()
     await h.advance("1 hour")
 
-    assert (await instance.status()).status == Status.COMPLETE
+    assert (await instance.status()).status == InstanceStatus.COMPLETE
     assert calls == ["tidied"]
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from stepwell import Status, StepStatus, StepTimeoutError, workflow
+from stepwell import InstanceStatus, StepStatus, StepTimeoutError, workflow
 from stepwell.testing import StillBusy
 from stepwell_server.engine import clock
 from tests.support.workflows import Gate
@@ -39,7 +39,7 @@ async def test_an_execution_that_takes_too_long_counts_as_failed_and_is_tried_ag
     assert step.next_retry_at == began + timedelta(seconds=70)
 
     await h.advance("69 seconds")
-    assert (gate.count, (await instance.status()).status) == (2, Status.RUNNING)
+    assert (gate.count, (await instance.status()).status) == (2, InstanceStatus.RUNNING)
     await h.advance("1 second")
     ended = await instance.status()
     assert ended.error is not None
@@ -133,7 +133,7 @@ async def test_a_body_whose_worker_lives_is_waited_for(harness: StartHarness, mo
     gate.open()
 
     instance = await starting
-    assert (await instance.status()).status == Status.COMPLETE
+    assert (await instance.status()).status == InstanceStatus.COMPLETE
 
 
 async def test_a_body_that_is_waited_for_too_long_is_named(

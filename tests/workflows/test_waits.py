@@ -7,7 +7,7 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from stepwell import Status, StepStatus, WaitForEventTimeoutError, workflow
+from stepwell import InstanceStatus, StepStatus, WaitForEventTimeoutError, workflow
 from tests.support.workflows import Gate
 from tests.workflows.conftest import StartHarness
 
@@ -97,7 +97,7 @@ async def test_a_wait_is_stored_with_its_deadline(harness: StartHarness) -> None
     instance = await h.start(waiter)
 
     waiting = await instance.status()
-    assert (waiting.status, waiting.wake_at) == (Status.WAITING, began + HOUR)
+    assert (waiting.status, waiting.wake_at) == (InstanceStatus.WAITING, began + HOUR)
     wait = (await h.steps(instance))["approval"]
     assert (wait.status, wait.event_type, wait.wake_at) == (StepStatus.WAITING, "approval", began + HOUR)
 
@@ -132,7 +132,7 @@ async def test_a_wait_of_a_second_or_a_year_is_fine(harness: StartHarness, lengt
     h = await harness(waiter)
     instance = await h.start(waiter, {"timeout": length})
 
-    assert (await instance.status()).status == Status.WAITING
+    assert (await instance.status()).status == InstanceStatus.WAITING
 
 
 async def test_a_wait_that_gets_nothing_fails_at_its_deadline(harness: StartHarness) -> None:
@@ -141,7 +141,7 @@ async def test_a_wait_that_gets_nothing_fails_at_its_deadline(harness: StartHarn
     began = await h.now()
     instance = await h.start(waiter)
     await h.advance(HOUR - INSTANT)
-    assert (await instance.status()).status == Status.WAITING
+    assert (await instance.status()).status == InstanceStatus.WAITING
     await h.advance(HOUR)
 
     ended = await instance.status()
@@ -227,7 +227,7 @@ async def test_an_event_of_another_type_leaves_the_wait_as_it_was(harness: Start
     await h.run_until_idle()
 
     waiting = await instance.status()
-    assert (waiting.status, waiting.wake_at) == (Status.WAITING, began + HOUR)
+    assert (waiting.status, waiting.wake_at) == (InstanceStatus.WAITING, began + HOUR)
     assert (await h.steps(instance))["approval"].wake_at == began + HOUR
     assert [event.delivered_at for event in await h.events(instance)] == [None]
 
@@ -258,7 +258,7 @@ async def test_of_many_events_at_once_a_wait_takes_one(harness: StartHarness) ->
     await asyncio.gather(*(instance.send_event("approval", number) for number in range(10)), return_exceptions=True)
     await h.run_until_idle()
 
-    assert (await instance.status()).status == Status.COMPLETE
+    assert (await instance.status()).status == InstanceStatus.COMPLETE
     taken = [event.delivered_at is not None for event in await h.events(instance)]
     assert taken.count(True) == 1 and taken[0]
 

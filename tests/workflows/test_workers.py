@@ -8,7 +8,7 @@ from datetime import timedelta
 
 from sqlalchemy import update
 
-from stepwell import Status, workflow
+from stepwell import InstanceStatus, workflow
 from stepwell_server.storage.clock import lease_now
 from stepwell_server.storage.database import Tx
 from stepwell_server.storage.schema import tasks
@@ -43,7 +43,7 @@ async def test_every_step_of_every_instance_is_done_by_one_of_many_workers(harne
     instances = await h.client.workflow(counted).create_batch([{"id": f"n{number}"} for number in range(20)])
     await h.advance("3 minutes")
 
-    assert {(await instance.status()).status for instance in instances} == {Status.COMPLETE}
+    assert {(await instance.status()).status for instance in instances} == {InstanceStatus.COMPLETE}
     assert set(calls.values()) == {1} and len(calls) == 60
 
 
@@ -80,10 +80,10 @@ async def test_a_slow_step_holds_up_nobody(harness: StartHarness) -> None:
     await gate.reached()
     quick = await h.client.workflow(sleeper).create_batch([{} for _ in range(9)])
     async with asyncio.timeout(PATIENCE):
-        while {(await instance.status()).status for instance in quick} != {Status.WAITING}:
+        while {(await instance.status()).status for instance in quick} != {InstanceStatus.WAITING}:
             await asyncio.sleep(0)
 
-    assert (await held_up.status()).status == Status.RUNNING
+    assert (await held_up.status()).status == InstanceStatus.RUNNING
     gate.open()
 
 

@@ -42,10 +42,10 @@ from stepwell.errors import (
 from stepwell.handlers import JobContext
 from stepwell.hooks.definition import HookDefinition, hook
 from stepwell.hooks.handle import Hook, NewHook, TriggeredHook
-from stepwell.hooks.info import HookState, HookStatus, HookTarget
+from stepwell.hooks.info import HookInfo, HookStatus, HookTarget
 from stepwell.retry import Retry
 from stepwell.version import __version__ as __version__
-from stepwell.views import ErrorInfo
+from stepwell.views import Failure
 from stepwell.worker.worker import Worker
 from stepwell.workflows.definition import WorkflowDefinition, WorkflowEntrypoint, WorkflowEvent, workflow
 from stepwell.workflows.handle import Instance, NewInstance, Workflow
@@ -53,8 +53,8 @@ from stepwell.workflows.info import (
     EventEntry,
     HistoryEntry,
     InstanceChange,
+    InstanceInfo,
     InstanceStatus,
-    Status,
     StepEntry,
     StepStatus,
     StepType,
@@ -68,16 +68,17 @@ __all__ = [
     "CallFailed",
     "Client",
     "DuplicateStepKey",
-    "ErrorInfo",
     "EventEntry",
+    "Failure",
     "HistoryEntry",
     "Hook",
     "HookDefinition",
-    "HookState",
+    "HookInfo",
     "HookStatus",
     "HookTarget",
     "Instance",
     "InstanceChange",
+    "InstanceInfo",
     "InstanceStatus",
     "InvalidStepName",
     "JobContext",
@@ -96,7 +97,6 @@ __all__ = [
     "ReceivedEvent",
     "Retry",
     "ServerProcessor",
-    "Status",
     "StepEntry",
     "StepFailed",
     "StepMaxAttemptsExceeded",

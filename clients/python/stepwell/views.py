@@ -18,16 +18,16 @@ N = TypeVar("N")
 
 
 @dataclass(frozen=True, slots=True)
-class ErrorInfo:
+class Failure:
     """What went wrong, as it was stored."""
 
     name: str
     message: str
 
 
-def error_info(failure: common_pb2.Failure) -> ErrorInfo:
+def stored_failure(failure: common_pb2.Failure) -> Failure:
     """What went wrong, with a name in any case."""
-    return ErrorInfo(failure.name or "UNKNOWN_ERROR", failure.message)
+    return Failure(failure.name or "UNKNOWN_ERROR", failure.message)
 
 
 def instant(message: Message, name: str) -> datetime | None:

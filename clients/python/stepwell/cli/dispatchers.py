@@ -215,5 +215,5 @@ def _names_of(app: App | None) -> list[str]:
 
 def _log(error: BaseException) -> None:
     """One line: what failed is another process, and its traceback is not here."""
-    for one in error.exceptions if isinstance(error, ProcessorsFailed) else (error,):
-        _LOG.warning("dispatch_failed: %s", one)
+    for failure in error.exceptions if isinstance(error, ProcessorsFailed) else (error,):
+        _LOG.warning("dispatch_failed: %s", failure)

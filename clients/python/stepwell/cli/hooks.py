@@ -13,7 +13,7 @@ from grpc import aio
 from stepwell.cli import arguments, instances, listings, options, printing, targets
 from stepwell.durations import to_timestamp
 from stepwell.errors import refusal_of
-from stepwell.hooks.info import HookState, hook_state
+from stepwell.hooks.info import HookInfo, hook_info
 from stepwell.retry import Retry
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.hooks_pb2_grpc import HookServiceStub
@@ -141,11 +141,11 @@ def _steer(target: options.Target, order: Callable[[HookServiceAsyncStub], Await
     if as_json:
         printing.print_json(hook)
     else:
-        printing.print_line(f"{_named(hook)} is ", instances.word(hook_state(hook).status))
+        printing.print_line(f"{_named(hook)} is ", instances.word(hook_info(hook).status))
 
 
 def _row(hook: pb.Hook) -> list[printing.Cell]:
-    shown = hook_state(hook)
+    shown = hook_info(hook)
     failure = printing.failure(hook.failure) if hook.HasField("failure") else ""
     again = f"not before {printing.instant(shown.next_attempt_at)}" if shown.next_attempt_at else ""
     created = printing.instant(shown.created_at)
@@ -154,7 +154,7 @@ def _row(hook: pb.Hook) -> list[printing.Cell]:
 
 
 def _facts(hook: pb.Hook) -> Iterator[tuple[str, printing.Cell]]:
-    shown = hook_state(hook)
+    shown = hook_info(hook)
     yield "status", instances.word(shown.status)
     yield "attempts", _attempts(shown)
     yield "key", shown.idempotency_key
@@ -173,7 +173,7 @@ def _facts(hook: pb.Hook) -> Iterator[tuple[str, printing.Cell]]:
         yield "error", printing.failure(hook.failure)
 
 
-def _attempts(hook: HookState) -> str:
+def _attempts(hook: HookInfo) -> str:
     return f"{hook.attempts} of {hook.max_attempts or 'any number'}"
 
 

@@ -12,7 +12,7 @@ from stepwell.cli import printing
 from stepwell.durations import to_datetime
 from stepwell.hooks.info import HookStatus
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell.workflows.info import Status, StepStatus, StepType, instance_status, status_of, step_entry
+from stepwell.workflows.info import InstanceStatus, StepStatus, StepType, instance_info, status_of, step_entry
 
 INSTANCE_COLUMNS = ("id", "status", "run", "created", "", "labels")
 HISTORY_COLUMNS = ("at", "what", "name", "status", "attempts", "")
@@ -32,14 +32,14 @@ _STYLES = {
 }
 
 
-def word(status: Status | StepStatus | HookStatus) -> Text:
+def word(status: InstanceStatus | StepStatus | HookStatus) -> Text:
     """A status, in its colour."""
     return Text(status, style=_STYLES.get(status, ""))
 
 
 def instance_row(instance: pb.Instance) -> list[printing.Cell]:
     """An instance in a table of INSTANCE_COLUMNS."""
-    shown = instance_status(instance)
+    shown = instance_info(instance)
     return [
         shown.id,
         word(shown.status),
@@ -52,7 +52,7 @@ def instance_row(instance: pb.Instance) -> list[printing.Cell]:
 
 def instance_facts(instance: pb.Instance) -> Iterator[tuple[str, printing.Cell]]:
     """Everything about an instance, line by line."""
-    shown = instance_status(instance)
+    shown = instance_info(instance)
     yield "status", word(shown.status)
     yield "run", str(shown.run_number)
     if shown.labels:
@@ -75,9 +75,9 @@ def instance_facts(instance: pb.Instance) -> Iterator[tuple[str, printing.Cell]]
 def end_of(instance: pb.Instance) -> str:
     """What came out of an instance, on one line; nothing if it has not ended or there is nothing to say."""
     match status_of(instance):
-        case Status.COMPLETE:
+        case InstanceStatus.COMPLETE:
             return printing.payload(instance.output)
-        case Status.ERRORED:
+        case InstanceStatus.ERRORED:
             return printing.failure(instance.failure)
     return ""
 

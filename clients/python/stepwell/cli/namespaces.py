@@ -61,9 +61,9 @@ async def _all(channel: aio.Channel) -> list[pb.Namespace]:
             return found
 
 
-def _row(one: pb.Namespace) -> list[str]:
-    kept = _kept(one.retention.complete if one.retention.HasField("complete") else None)
-    return [one.name, kept, one.description, f"{one.created_at.ToDatetime():%Y-%m-%d %H:%M}"]
+def _row(namespace: pb.Namespace) -> list[str]:
+    kept = _kept(namespace.retention.complete if namespace.retention.HasField("complete") else None)
+    return [namespace.name, kept, namespace.description, f"{namespace.created_at.ToDatetime():%Y-%m-%d %H:%M}"]
 
 
 def _kept(duration: Duration | None) -> str:

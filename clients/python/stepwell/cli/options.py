@@ -66,7 +66,7 @@ def misspelt_variables() -> list[str]:
     for variable in sorted(set(os.environ) - set(_VARIABLES)):
         if variable.startswith(_PREFIX):
             meant = difflib.get_close_matches(variable, _VARIABLES, n=1, cutoff=_NEARLY)
-            lines += [f"{variable} is not a setting; did you mean {one}?" for one in meant]
+            lines += [f"{variable} is not a setting; did you mean {setting}?" for setting in meant]
     return lines
 
 

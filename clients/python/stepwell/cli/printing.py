@@ -60,7 +60,7 @@ def to_text(cell: Cell) -> Text:
 
 def escaped(text: str) -> str:
     """The text on one line, with escapes for what moves the cursor, turns the direction around or cannot be seen."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def instant(at: datetime | None) -> str:
@@ -138,7 +138,7 @@ def _unfolded(message: Message, plain: Any) -> Any:
             continue
         if field.is_repeated:
             pairs = zip(value, plain[field.name], strict=True)
-            plain[field.name] = [_unfolded(one, as_plain) for one, as_plain in pairs]
+            plain[field.name] = [_unfolded(item, as_plain) for item, as_plain in pairs]
         else:
             plain[field.name] = _unfolded(value, plain[field.name])
     return plain

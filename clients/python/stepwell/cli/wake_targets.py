@@ -67,7 +67,7 @@ class WakeUrl:
         return 0
 
     def _body(self, unserved: tuple[Unserved, ...]) -> bytes:
-        missing = [{"kind": one.kind, "name": one.name, "due_at": one.due_at.isoformat()} for one in unserved]
+        missing = [{"kind": work.kind, "name": work.name, "due_at": work.due_at.isoformat()} for work in unserved]
         body = {"namespace": self._namespace, "names": _names(unserved), "unserved": missing}
         return json.dumps(body).encode()
 
@@ -97,4 +97,4 @@ def _for_unserved(wake: NextWake) -> NextWake:
 
 
 def _names(unserved: tuple[Unserved, ...]) -> list[str]:
-    return list(dict.fromkeys(one.name for one in unserved))
+    return list(dict.fromkeys(work.name for work in unserved))

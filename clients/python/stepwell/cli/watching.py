@@ -11,7 +11,7 @@ from stepwell.client.client import Client
 from stepwell.durations import to_datetime
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.workflows.handle import Instance
-from stepwell.workflows.info import Status, status_of, step_entry
+from stepwell.workflows.info import InstanceStatus, status_of, step_entry
 
 INTERRUPTED = 130
 
@@ -31,18 +31,18 @@ def watch(
         status = target.use(lambda client: _follow(client, workflow, id, steps=steps, as_json=as_json))
     except KeyboardInterrupt:
         raise typer.Exit(INTERRUPTED) from None
-    if status is not Status.COMPLETE:
+    if status is not InstanceStatus.COMPLETE:
         raise typer.Exit(1)
 
 
-async def _follow(client: Client, workflow: str, id: str, *, steps: bool, as_json: bool) -> Status:
+async def _follow(client: Client, workflow: str, id: str, *, steps: bool, as_json: bool) -> InstanceStatus:
     # Asked first, because the stream would wait for a server that is not there.
     await Instance(client, workflow, id).fetch(view=pb.INSTANCE_VIEW_BASIC)
     async with presence.told(client):
         return await _show(client, workflow, id, steps=steps, as_json=as_json)
 
 
-async def _show(client: Client, workflow: str, id: str, *, steps: bool, as_json: bool) -> Status:
+async def _show(client: Client, workflow: str, id: str, *, steps: bool, as_json: bool) -> InstanceStatus:
     """Print every change of the instance and return how it ended."""
     shown = ""
     with client.follow(workflow, id, steps=steps) as follower:

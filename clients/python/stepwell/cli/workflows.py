@@ -16,7 +16,7 @@ from stepwell.cli import arguments, instances, listings, options, printing, watc
 from stepwell.client.client import Client
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from stepwell.workflows.info import Status, status_of
+from stepwell.workflows.info import InstanceStatus, status_of
 
 if TYPE_CHECKING:
     from stepwell.v1.workflows_pb2_grpc import WorkflowServiceAsyncStub
@@ -210,7 +210,7 @@ def _exit_by(instance: pb.Instance, waited: timedelta) -> None:
     status = status_of(instance)
     if not status.is_terminal:
         printing.print_note(f"{_named(instance)} has not ended within {printing.duration(waited)}")
-    if status is not Status.COMPLETE:
+    if status is not InstanceStatus.COMPLETE:
         raise typer.Exit(1)
 
 

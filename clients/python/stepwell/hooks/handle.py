@@ -15,7 +15,7 @@ from stepwell.calls import PAGE, Caller, pages
 from stepwell.durations import to_timestamp
 from stepwell.errors import CallFailed, refusal_of
 from stepwell.hooks.definition import HookDefinition
-from stepwell.hooks.info import HookState, HookStatus, HookTarget, hook_state, hook_status_numbers, hook_target
+from stepwell.hooks.info import HookInfo, HookStatus, HookTarget, hook_info, hook_status_numbers, hook_target
 from stepwell.payloads import to_payload
 from stepwell.request_ids import identified
 from stepwell.retry import Retry
@@ -80,7 +80,7 @@ class Hook(Generic[P]):
 
     async def list(
         self, *, status: HookStatus | str | Iterable[HookStatus | str] | None = None
-    ) -> AsyncIterator[HookState]:
+    ) -> AsyncIterator[HookInfo]:
         """The hooks of this name, newest first; with `status`, only those that stand so. They come without payload."""
         request = pb.ListHooksRequest(
             namespace=self.client.namespace,
@@ -90,7 +90,7 @@ class Hook(Generic[P]):
         )
         async for page in pages(partial(self.client.call, self.client.stub(HookServiceStub).ListHooks), request):
             for hook in page.hooks:
-                yield hook_state(hook)
+                yield hook_info(hook)
 
     async def put_target(self, url: str, *, secrets: Iterable[str] = ()) -> HookTarget:
         """Send hooks of this name to an https URL from now on; also enables a target again.
@@ -125,9 +125,9 @@ class TriggeredHook:
     name: str
     id: str
 
-    async def status(self) -> HookState:
+    async def status(self) -> HookInfo:
         """The hook as it stands now."""
-        return hook_state(await self.fetch())
+        return hook_info(await self.fetch())
 
     async def retry(self) -> None:
         """Let it be executed at once: one that failed or was cancelled begins anew, one that waits no longer does."""

@@ -11,7 +11,7 @@ from typing import Any
 from stepwell.payloads import from_payload
 from stepwell.retry import Retry, from_policy
 from stepwell.v1 import hooks_pb2 as pb
-from stepwell.views import ErrorInfo, error_info, instant, numbers_of
+from stepwell.views import Failure, instant, numbers_of, stored_failure
 
 
 class HookStatus(StrEnum):
@@ -31,7 +31,7 @@ class HookStatus(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class HookState:
+class HookInfo:
     """A hook as it stands. `attempts` counts executions that began; `error` is what the last one failed with.
 
     `payload` is None in lists. `next_attempt_at` is None while it executes, and when it has ended.
@@ -45,7 +45,7 @@ class HookState:
     retry: Retry
     idempotency_key: str
     payload: Any = None
-    error: ErrorInfo | None = None
+    error: Failure | None = None
     created_at: datetime | None = None
     process_at: datetime | None = None
     last_attempt_at: datetime | None = None
@@ -83,9 +83,9 @@ def hook_status_numbers(given: HookStatus | str | Iterable[HookStatus | str] | N
     return numbers_of(_NUMBERS, given)
 
 
-def hook_state(hook: pb.Hook) -> HookState:
+def hook_info(hook: pb.Hook) -> HookInfo:
     """A hook as users see it."""
-    return HookState(
+    return HookInfo(
         id=hook.hook_id,
         name=hook.name,
         status=_STATUSES.get(hook.status, HookStatus.UNKNOWN),
@@ -94,7 +94,7 @@ def hook_state(hook: pb.Hook) -> HookState:
         retry=from_policy(hook.retry),
         idempotency_key=hook.idempotency_key,
         payload=from_payload(hook.payload),
-        error=error_info(hook.failure) if hook.HasField("failure") else None,
+        error=stored_failure(hook.failure) if hook.HasField("failure") else None,
         created_at=instant(hook, "created_at"),
         process_at=instant(hook, "process_at"),
         last_attempt_at=instant(hook, "last_attempt_at"),

@@ -79,7 +79,7 @@ def _forsake_families(tasks: set[Task]) -> int:
 def _family_of(task: Task) -> object | None:
     if sys.version_info >= (3, 12):
         return task.get_context().get(_family)
-    return next((one.get(_family) for one in gc.get_referents(task) if isinstance(one, Context)), None)
+    return next((held.get(_family) for held in gc.get_referents(task) if isinstance(held, Context)), None)
 
 
 def silence_once() -> None:

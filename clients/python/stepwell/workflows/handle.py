@@ -18,14 +18,14 @@ from stepwell.payloads import from_payload, to_payload
 from stepwell.request_ids import identified
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from stepwell.views import error_info
+from stepwell.views import stored_failure
 from stepwell.workflows.info import (
     HistoryEntry,
     InstanceChange,
+    InstanceInfo,
     InstanceStatus,
-    Status,
     history_entry,
-    instance_status,
+    instance_info,
     status_numbers,
     status_of,
     step_entry,
@@ -114,12 +114,12 @@ class Workflow(Generic[P, R]):
     async def list(
         self,
         *,
-        status: Status | str | Iterable[Status | str] | None = None,
+        status: InstanceStatus | str | Iterable[InstanceStatus | str] | None = None,
         labels: Mapping[str, str] | None = None,
         created_from: InstantLike | None = None,
         created_before: InstantLike | None = None,
         order: Order = "newest",
-    ) -> AsyncIterator[InstanceStatus[R]]:
+    ) -> AsyncIterator[InstanceInfo[R]]:
         """The instances that match all filters, by time of creation. They come without params and output."""
         request = pb.ListInstancesRequest(
             namespace=self.client.namespace,
@@ -135,7 +135,7 @@ class Workflow(Generic[P, R]):
         call = partial(self.client.call, self.client.stub(WorkflowServiceStub).ListInstances)
         async for page in pages(call, request):
             for instance in page.instances:
-                yield instance_status(instance)
+                yield instance_info(instance)
 
     async def _create_and_wait(self, new: NewInstance[P], wait: DurationLike) -> Instance[R]:
         item = create_item(self.name, new)
@@ -167,9 +167,9 @@ class Instance(Generic[R]):
     result_type: Any = None
     _known_end: pb.Instance | None = field(default=None, repr=False, compare=False)
 
-    async def status(self) -> InstanceStatus[R]:
+    async def status(self) -> InstanceInfo[R]:
         """The instance as it is now."""
-        return instance_status(await self.fetch(), self.result_type)
+        return instance_info(await self.fetch(), self.result_type)
 
     async def result(self, timeout: DurationLike | None = None) -> R:  # noqa: ASYNC109 - also takes text
         """What the current run returned, when it has ended.
@@ -178,10 +178,10 @@ class Instance(Generic[R]):
         """
         instance = self._known_end or await self._ended(None if timeout is None else to_timedelta(timeout))
         match status_of(instance):
-            case Status.ERRORED:
-                error = error_info(instance.failure)
+            case InstanceStatus.ERRORED:
+                error = stored_failure(instance.failure)
                 raise WorkflowFailed(error.name, error.message)
-            case Status.TERMINATED:
+            case InstanceStatus.TERMINATED:
                 raise WorkflowTerminated(f"the instance {self.id} was terminated")
         result: R = from_payload(instance.output, self.result_type)
         return result
@@ -236,7 +236,7 @@ class Instance(Generic[R]):
         with self.client.follow(self.workflow, self.id, steps=steps) as follower:
             while True:
                 instance, changed = await follower.next()
-                yield InstanceChange(instance_status(instance, self.result_type), tuple(map(step_entry, changed)))
+                yield InstanceChange(instance_info(instance, self.result_type), tuple(map(step_entry, changed)))
                 if status_of(instance).is_terminal:
                     return
 

@@ -10,12 +10,12 @@ from typing import Any, Generic, TypeAlias, TypeVar
 
 from stepwell.payloads import from_payload
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell.views import ErrorInfo, error_info, instant, numbers_of
+from stepwell.views import Failure, instant, numbers_of, stored_failure
 
 R = TypeVar("R")
 
 
-class Status(StrEnum):
+class InstanceStatus(StrEnum):
     """Where an instance stands. The last three but `UNKNOWN` are ends."""
 
     QUEUED = "queued"
@@ -31,7 +31,7 @@ class Status(StrEnum):
     @property
     def is_terminal(self) -> bool:
         """Whether only a restart leads on from here."""
-        return self in (Status.COMPLETE, Status.ERRORED, Status.TERMINATED)
+        return self in (InstanceStatus.COMPLETE, InstanceStatus.ERRORED, InstanceStatus.TERMINATED)
 
 
 class StepStatus(StrEnum):
@@ -56,16 +56,16 @@ class StepType(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class InstanceStatus(Generic[R]):
+class InstanceInfo(Generic[R]):
     """An instance as of its current run. `output` is set if it is complete, `error` if it errored."""
 
     id: str
     workflow: str
-    status: Status
+    status: InstanceStatus
     run_number: int
     revision: int
     output: R | None = None
-    error: ErrorInfo | None = None
+    error: Failure | None = None
     labels: Mapping[str, str] = field(default_factory=dict)
     params: Any = None
     created_at: datetime | None = None
@@ -86,7 +86,7 @@ class StepEntry:
     max_attempts: int | None = None
     timeout: timedelta | None = None
     result: Any = None
-    error: ErrorInfo | None = None
+    error: Failure | None = None
     next_retry_at: datetime | None = None
     wake_at: datetime | None = None
     event_type: str = ""
@@ -113,19 +113,19 @@ HistoryEntry: TypeAlias = StepEntry | EventEntry
 class InstanceChange(Generic[R]):
     """A newer state of a watched instance, with the steps that changed if they were asked for."""
 
-    instance: InstanceStatus[R]
+    instance: InstanceInfo[R]
     steps: tuple[StepEntry, ...] = ()
 
 
 _STATUSES = {
-    pb.INSTANCE_STATUS_QUEUED: Status.QUEUED,
-    pb.INSTANCE_STATUS_RUNNING: Status.RUNNING,
-    pb.INSTANCE_STATUS_WAITING: Status.WAITING,
-    pb.INSTANCE_STATUS_WAITING_FOR_PAUSE: Status.WAITING_FOR_PAUSE,
-    pb.INSTANCE_STATUS_PAUSED: Status.PAUSED,
-    pb.INSTANCE_STATUS_COMPLETE: Status.COMPLETE,
-    pb.INSTANCE_STATUS_ERRORED: Status.ERRORED,
-    pb.INSTANCE_STATUS_TERMINATED: Status.TERMINATED,
+    pb.INSTANCE_STATUS_QUEUED: InstanceStatus.QUEUED,
+    pb.INSTANCE_STATUS_RUNNING: InstanceStatus.RUNNING,
+    pb.INSTANCE_STATUS_WAITING: InstanceStatus.WAITING,
+    pb.INSTANCE_STATUS_WAITING_FOR_PAUSE: InstanceStatus.WAITING_FOR_PAUSE,
+    pb.INSTANCE_STATUS_PAUSED: InstanceStatus.PAUSED,
+    pb.INSTANCE_STATUS_COMPLETE: InstanceStatus.COMPLETE,
+    pb.INSTANCE_STATUS_ERRORED: InstanceStatus.ERRORED,
+    pb.INSTANCE_STATUS_TERMINATED: InstanceStatus.TERMINATED,
 }
 _NUMBERS = {status: number for number, status in _STATUSES.items()}
 _STEP_STATUSES = {
@@ -143,27 +143,29 @@ _STEP_TYPES = {
 }
 
 
-def status_numbers(given: Status | str | Iterable[Status | str] | None) -> list[pb.InstanceStatus.ValueType]:
+def status_numbers(
+    given: InstanceStatus | str | Iterable[InstanceStatus | str] | None,
+) -> list[pb.InstanceStatus.ValueType]:
     """The wire's numbers of one status or several. ValueError if a status cannot be looked for."""
     return numbers_of(_NUMBERS, given)
 
 
-def status_of(instance: pb.Instance) -> Status:
+def status_of(instance: pb.Instance) -> InstanceStatus:
     """The status word of an instance; a number that this SDK does not know is `unknown`."""
-    return _STATUSES.get(instance.status, Status.UNKNOWN)
+    return _STATUSES.get(instance.status, InstanceStatus.UNKNOWN)
 
 
-def instance_status(instance: pb.Instance, result_type: Any = None) -> InstanceStatus[Any]:
+def instance_info(instance: pb.Instance, result_type: Any = None) -> InstanceInfo[Any]:
     """An instance as users see it, its output built into `result_type`."""
     status = status_of(instance)
-    return InstanceStatus(
+    return InstanceInfo(
         id=instance.instance_id,
         workflow=instance.workflow,
         status=status,
         run_number=instance.run_number,
         revision=instance.revision,
-        output=from_payload(instance.output, result_type) if status is Status.COMPLETE else None,
-        error=error_info(instance.failure) if status is Status.ERRORED else None,
+        output=from_payload(instance.output, result_type) if status is InstanceStatus.COMPLETE else None,
+        error=stored_failure(instance.failure) if status is InstanceStatus.ERRORED else None,
         labels=dict(instance.labels),
         params=from_payload(instance.params),
         created_at=instant(instance, "created_at"),
@@ -189,7 +191,7 @@ def step_entry(step: pb.Step) -> StepEntry:
         max_attempts=step.max_attempts if step.HasField("max_attempts") else None,
         timeout=step.timeout.ToTimedelta() if step.HasField("timeout") else None,
         result=from_payload(step.result),
-        error=error_info(step.failure) if step.HasField("failure") else None,
+        error=stored_failure(step.failure) if step.HasField("failure") else None,
         next_retry_at=instant(step, "next_retry_at"),
         wake_at=instant(step, "wake_at"),
         event_type=step.event_type,
