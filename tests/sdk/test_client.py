@@ -453,17 +453,10 @@ async def test_verbs_carry_a_request_id(server: FakeServer, client: Client) -> N
 
 
 async def test_lists_go_through_all_pages(server: FakeServer, client: Client) -> None:
-    found = [
-        instance
-        async for instance in client.workflow(Order).list(
-            status=[InstanceStatus.PAUSED], labels={"a": "b"}, created_from=0
-        )
-    ]
+    listing = client.workflow(Order).list(status=[InstanceStatus.PAUSED], labels={"a": "b"}, created_from=0)
+    found = [(instance.id, instance.status) async for instance in listing]
 
-    assert [(instance.id, instance.status) for instance in found] == [
-        ("i0", InstanceStatus.PAUSED),
-        ("i1", InstanceStatus.UNKNOWN),
-    ]
+    assert found == [("i0", InstanceStatus.PAUSED), ("i1", InstanceStatus.UNKNOWN)]
     request = server.workflows.calls[0]
     assert (list(request.statuses), dict(request.labels)) == ([wf.INSTANCE_STATUS_PAUSED], {"a": "b"})
     assert (request.HasField("created_from"), request.HasField("created_before")) == (True, False)

@@ -44,8 +44,8 @@ def put(
         return
     told = ", signed with a new secret:" if answer.secrets else ""
     printing.print_line(f"{answer.target.name} goes to {answer.target.url}{told}")
-    for secret in answer.secrets:
-        printing.print_line(secret)
+    for new_secret in answer.secrets:
+        printing.print_line(new_secret)
 
 
 @app.command("list")
