@@ -10,6 +10,7 @@ import typer
 from google.protobuf.message import Message
 from grpc import aio
 
+from stepwell.calls import PAGE
 from stepwell.cli import arguments, instances, options, printing
 from stepwell.durations import to_datetime
 from stepwell.v1 import workers_pb2, workers_pb2_grpc
@@ -18,8 +19,6 @@ from stepwell.v1.workers_pb2 import HANDLER_KIND_HOOK, HANDLER_KIND_WORKFLOW
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 
 M = TypeVar("M", bound=Message)
-
-_PAGE = 100
 
 Limit = Annotated[int, typer.Option(min=1, help="Show at most so many.")]
 
@@ -122,10 +121,10 @@ def _list_workflows(target: options.Target, limit: int, as_json: bool) -> None:
 
 async def paged(call: Callable[..., Awaitable[M]], request: Any, items: str, limit: int) -> M:
     """Up to `limit` items of a list, page after page, as one answer."""
-    request.page_size = min(limit, _PAGE)
+    request.page_size = min(limit, PAGE)
     found: Any = await call(request, timeout=options.DEADLINE)
     while found.next_page_token and (left := limit - len(getattr(found, items))) > 0:
-        request.page_token, request.page_size = found.next_page_token, min(left, _PAGE)
+        request.page_token, request.page_size = found.next_page_token, min(left, PAGE)
         found.ClearField("next_page_token")
         found.MergeFrom(await call(request, timeout=options.DEADLINE))
     answer: M = found

@@ -6,10 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import timedelta
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeAlias
 from uuid import uuid4
 
 import typer
+from google.protobuf.message import Message
 from grpc import aio
 
 from stepwell.cli import arguments, instances, listings, options, printing, watching
@@ -20,6 +21,20 @@ from stepwell.workflows.info import InstanceStatus, status_of
 
 if TYPE_CHECKING:
     from stepwell.v1.workflows_pb2_grpc import WorkflowServiceAsyncStub
+
+Method: TypeAlias = Callable[["WorkflowServiceAsyncStub"], Callable[..., Awaitable[Any]]]
+"""The call of a stub that gives an order."""
+
+_VERBS: tuple[tuple[str, Callable[..., Message], Method, str], ...] = (
+    (
+        "pause",
+        pb.PauseInstanceRequest,
+        lambda stub: stub.PauseInstance,
+        "Stop an instance: at once, or at the next step boundary if it is running.",
+    ),
+    ("resume", pb.ResumeInstanceRequest, lambda stub: stub.ResumeInstance, "Let a paused instance go on."),
+    ("terminate", pb.TerminateInstanceRequest, lambda stub: stub.TerminateInstance, "End an instance for good."),
+)
 
 app = typer.Typer(help="Start, find, steer and follow instances of workflows.", no_args_is_help=True)
 app.command("list")(listings.list_)
@@ -115,43 +130,23 @@ def send_event(
         printing.print_line(f"sent {type} to {workflow} {id}")
 
 
-@app.command()
-@options.in_namespace
-def pause(
-    target: options.Target,
-    workflow: arguments.WorkflowName,
-    id: arguments.InstanceId,
-    as_json: options.AsJson = False,
-) -> None:
-    """Stop an instance: at once, or at the next step boundary if it is running."""
-    request = pb.PauseInstanceRequest(**_naming(target, workflow, id))
-    _steer(target, lambda stub: stub.PauseInstance(request, timeout=options.DEADLINE), as_json)
+def _verb(request: Callable[..., Message], method: Method) -> Callable[..., None]:
+    """The command that gives an instance an order."""
+
+    @options.in_namespace
+    def steer(
+        target: options.Target,
+        workflow: arguments.WorkflowName,
+        id: arguments.InstanceId,
+        as_json: options.AsJson = False,
+    ) -> None:
+        _steer(target, method, request(**_naming(target, workflow, id)), as_json)
+
+    return steer
 
 
-@app.command()
-@options.in_namespace
-def resume(
-    target: options.Target,
-    workflow: arguments.WorkflowName,
-    id: arguments.InstanceId,
-    as_json: options.AsJson = False,
-) -> None:
-    """Let a paused instance go on."""
-    request = pb.ResumeInstanceRequest(**_naming(target, workflow, id))
-    _steer(target, lambda stub: stub.ResumeInstance(request, timeout=options.DEADLINE), as_json)
-
-
-@app.command()
-@options.in_namespace
-def terminate(
-    target: options.Target,
-    workflow: arguments.WorkflowName,
-    id: arguments.InstanceId,
-    as_json: options.AsJson = False,
-) -> None:
-    """End an instance for good."""
-    request = pb.TerminateInstanceRequest(**_naming(target, workflow, id))
-    _steer(target, lambda stub: stub.TerminateInstance(request, timeout=options.DEADLINE), as_json)
+for verb, request, method, help in _VERBS:
+    app.command(verb, help=help)(_verb(request, method))
 
 
 @app.command()
@@ -165,18 +160,19 @@ def restart(
 ) -> None:
     """Begin a new run with the same parameters. Earlier runs stay readable."""
     request = pb.RestartInstanceRequest(**_naming(target, workflow, id), from_step=from_step)
-    _steer(target, lambda stub: stub.RestartInstance(request, timeout=options.DEADLINE), as_json)
+    _steer(target, lambda stub: stub.RestartInstance, request, as_json)
 
 
 def _naming(target: options.Target, workflow: str, id: str) -> dict[str, str]:
     return {"namespace": target.namespace, "workflow": workflow, "instance_id": id, "request_id": uuid4().hex}
 
 
-def _steer(target: options.Target, order: Callable[[WorkflowServiceAsyncStub], Awaitable[Any]], as_json: bool) -> None:
+def _steer(target: options.Target, method: Method, request: Message, as_json: bool) -> None:
     """Give an order that is answered with the instance, and show what became of it."""
 
     async def ask(channel: aio.Channel) -> pb.Instance:
-        instance: pb.Instance = (await order(WorkflowServiceStub(channel))).instance
+        answer = await method(WorkflowServiceStub(channel))(request, timeout=options.DEADLINE)
+        instance: pb.Instance = answer.instance
         return instance
 
     instance = target.call(ask)
