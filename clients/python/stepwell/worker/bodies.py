@@ -21,6 +21,8 @@ from stepwell.worker.step_records import StepRecords, completed
 class Bodies:
     """Begins the bodies of one run, and reports how they ended."""
 
+    __slots__ = ("_begun", "_calls", "_function", "_host", "_records", "_reports", "_standing", "_unannounced")
+
     def __init__(
         self,
         host: Host,
@@ -95,13 +97,15 @@ class Bodies:
         for call in begun:
             call.limit(self._host.terms)
 
-    def executing(self) -> list[StepCall]:
-        """The calls whose bodies execute and were named in no frame yet."""
-        return [call for call in self._unannounced if call.state is CallState.EXECUTING]
+    @property
+    def are_unannounced(self) -> bool:
+        """Whether bodies execute that were named in no frame yet."""
+        return any(call.state is CallState.EXECUTING for call in self._unannounced)
 
-    def announced(self) -> None:
-        """Everything that executes is named in a frame."""
-        self._unannounced = []
+    def take_unannounced(self) -> list[StepCall]:
+        """The calls whose bodies execute and were named in no frame yet: they are named now."""
+        unannounced, self._unannounced = self._unannounced, []
+        return [call for call in unannounced if call.state is CallState.EXECUTING]
 
     def _may_begin(self) -> bool:
         is_allowed = not (self._standing.is_stopped or self._host.is_draining or self._standing.steps_left < 1)

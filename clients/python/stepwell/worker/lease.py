@@ -35,6 +35,8 @@ class Holder(Host, Protocol):
 class Lease:
     """A task that is leased to this worker. Its work is missing until all of its state is there."""
 
+    __slots__ = ("_holder", "_renewed_at", "_reports", "_resolved", "_task", "fence", "is_acked", "task_id", "work")
+
     def __init__(self, holder: Holder, task_id: int, fence: int) -> None:
         self.task_id = task_id
         self.fence = fence
@@ -78,8 +80,12 @@ class Lease:
     def receive(self, frame: pb.ServerFrame) -> None:
         """Take in what the server says of this lease. Unknown frames are ignored."""
         match frame.WhichOneof("body"):
+            case "ack" if self.work is not None:
+                self.work.acked(frame.number, frame.ack)
+            case "ack" if frame.ack.released or frame.ack.stop == pb.STOP_CANCEL:
+                self._holder.remove(self)
             case "ack":
-                self._acked(frame.number, frame.ack)
+                self._answered(frame.number)
             case "task_state" if self.work is None:
                 self._task.workflow.steps.extend(frame.task_state.steps)
                 self._task.workflow.more = frame.task_state.more
@@ -147,14 +153,6 @@ class Lease:
             self._resolved.append(resolved)
         else:
             self.work.resolved(resolved)
-
-    def _acked(self, number: int, ack: pb.Ack) -> None:
-        if self.work is not None:
-            self.work.acked(number, ack)
-        elif ack.released or ack.stop == pb.STOP_CANCEL:
-            self._holder.remove(self)
-        else:
-            self._answered(number)
 
     def _refused(self, number: int, refused: ItemError) -> None:
         if self.work is None:

@@ -20,6 +20,8 @@ from stepwell.worker.step_records import StepRecords
 class OpenSteps:
     """The steps of one run, changed by what the server says and by what their bodies do."""
 
+    __slots__ = ("bodies", "calls", "records")
+
     def __init__(self, host: Host, standing: Standing, function: WorkflowFunction, reports: Reports) -> None:
         self.records = StepRecords()
         self.calls = OpenCalls()

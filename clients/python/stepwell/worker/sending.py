@@ -13,6 +13,8 @@ from stepwell.worker.step_calls import StepCall
 class Sender:
     """Sends the frames of one run."""
 
+    __slots__ = ("_host", "_reports", "_standing", "_steps")
+
     def __init__(self, host: Host, standing: Standing, steps: OpenSteps, reports: Reports) -> None:
         self._host = host
         self._standing = standing
@@ -30,7 +32,7 @@ class Sender:
 
     def name_bodies(self) -> None:
         """Say which bodies execute, if no frame has said so yet."""
-        if self._standing.phase is Phase.HELD and self._steps.bodies.executing():
+        if self._standing.phase is Phase.HELD and self._steps.bodies.are_unannounced:
             if not self._reports.has_news:
                 self._reports.add(pb.WorkerFrame(begin_steps=pb.BeginSteps()))
             self._send([])
@@ -41,25 +43,24 @@ class Sender:
         return bool(is_held_up) and self._is_answered() and not self._host.is_draining
 
     def _send(self, begins: list[StepCall]) -> None:
-        executing = self._steps.bodies.executing()
-        self._steps.bodies.announced()
         self._standing.interruptions = 0
-        self._reports.announce(executing, begins)
+        self._reports.announce(self._steps.bodies.take_unannounced(), begins)
         self._reports.send(self._host.clock.now(), self._host.send)
 
     def _conclude(self) -> None:
         """Add the end, or the rest, of the run to what is sent if it has come to that."""
         standing, calls = self._standing, self._steps.calls
-        only_asked = len(calls.asked) == calls.busy
         if standing.finish is not None and (not calls.busy or standing.has_failed):
             self._reports.add(pb.WorkerFrame(finish=standing.finish))
             standing.phase = Phase.FINISHING
         elif standing.finish is None and calls and not calls.busy and not standing.expects_news:
             self._suspend(cached=True)
-        elif standing.is_stopped and only_asked and self._is_answered():
+        elif len(calls.asked) < calls.busy:
+            return  # a body executes, or the server decides about one
+        elif standing.is_stopped and self._is_answered():
             # To pause, with bodies that were not let begin. Should the pause be withdrawn by now, they are due at once.
             self._suspend(cached=False, yields=True)
-        elif standing.steps_left < 1 and calls.asked and only_asked and not standing.expects_news:
+        elif standing.steps_left < 1 and calls.asked and not standing.expects_news:
             self._suspend(cached=False, yields=True)
 
     def _is_answered(self) -> bool:

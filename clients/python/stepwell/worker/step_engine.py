@@ -23,6 +23,8 @@ from stepwell.workflows.steps import StepOptions, Timers
 class RunEngine:
     """Executes the steps of one run. The run does not keep it: it goes with the function."""
 
+    __slots__ = ("_function", "_host", "_reports", "_standing", "_steps", "_touch")
+
     def __init__(
         self,
         host: Host,
