@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 
-from stepwell.worker.host import Work
+from stepwell.worker.host import MemoryKey, Work
 
 
 class Cache:
@@ -12,15 +12,15 @@ class Cache:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._works: OrderedDict[tuple[str, str], Work] = OrderedDict()
+        self._works: OrderedDict[MemoryKey, Work] = OrderedDict()
 
-    def keep(self, key: tuple[str, str], work: Work) -> None:
+    def keep(self, key: MemoryKey, work: Work) -> None:
         """Remember work by its handler and key."""
         self._works[key] = work
         while len(self._works) > self._most:
             self._works.popitem(last=False)[1].drop()
 
-    def take(self, key: tuple[str, str]) -> Work | None:
+    def take(self, key: MemoryKey) -> Work | None:
         """What was remembered, which it is no longer."""
         return self._works.pop(key, None)
 

@@ -97,7 +97,7 @@ class HeldWork:
     def work_for(self, task: pb.Task) -> Work | None:
         """The work of a hosted task. None if all of its state is needed first."""
         kind, name = task.handler.kind, task.handler.name
-        remembered = self._cache.take((name, task.key)) if WORKS[kind].has_state else None
+        remembered = self._cache.take((kind, name, task.key))
         work = WORKS[kind].for_task(self, self._app.definitions[kind, name], task, remembered)
         if remembered is not None and work is not remembered:
             remembered.drop()

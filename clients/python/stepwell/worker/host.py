@@ -5,14 +5,18 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, TypeAlias
 
+from stepwell.kinds import Kind
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.worker.executions import Surroundings
 from stepwell.worker.loop_turns import Turns
 from stepwell.worker.outgoing import Reports
 from stepwell.worker.server_terms import Terms
 from stepwell.workflows.handle import WorkflowCaller
+
+MemoryKey: TypeAlias = tuple[Kind, str, str]
+"""Kind and name of a handler, and the key of a task."""
 
 
 class Phase(Enum):
@@ -46,7 +50,7 @@ class Work(ABC):
         """Whether a worker that leaves would interrupt nothing."""
 
     @property
-    def remembered_as(self) -> tuple[str, str] | None:
+    def remembered_as(self) -> MemoryKey | None:
         """Handler and key of work that is no longer held and can go on from memory."""
         return None
 

@@ -55,7 +55,7 @@ class Outbox:
         return acking
 
     def withdraw(self, leases: Iterable[Lease]) -> list[Lease]:
-        """Acknowledge none of these leases; those of which it is not too late."""
+        """Acknowledge none of these leases. Those that no message acknowledges yet are returned."""
         unsaid = [lease for lease in leases if lease not in self._acking]
         ids = {lease.task_id for lease in unsaid}
         self._arrived = []

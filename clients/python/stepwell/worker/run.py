@@ -25,7 +25,7 @@ from stepwell.logs import WARNING, log
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import Failure
 from stepwell.worker.function import WorkflowFunction, finish_of
-from stepwell.worker.host import Host, Phase, StatefulWork, Work
+from stepwell.worker.host import Host, MemoryKey, Phase, StatefulWork, Work
 from stepwell.worker.open_steps import OpenSteps
 from stepwell.worker.outgoing import Report, Reports
 from stepwell.worker.sending import Sender
@@ -70,9 +70,11 @@ class Run(StatefulWork):
         return self._standing.phase
 
     @property
-    def remembered_as(self) -> tuple[str, str] | None:
+    def remembered_as(self) -> MemoryKey | None:
         """Workflow and instance of a run that is suspended."""
-        return (self._function.definition.name, self._function.key) if self.phase is Phase.RELEASED else None
+        if self.phase is not Phase.RELEASED:
+            return None
+        return self._function.definition.kind, self._function.definition.name, self._function.key
 
     @property
     def is_quiet(self) -> bool:
