@@ -37,6 +37,7 @@ from stepwell_server.api.workflows import WorkflowServicer
 from stepwell_server.config import FAILPOINT, Settings, split_address
 from stepwell_server.domain.errors import StepwellError
 from stepwell_server.domain.runs import TIMEOUT_MARGIN, RunRules
+from stepwell_server.domain.times import to_micros
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.committer import Committer
 from stepwell_server.engine.deliveries import Deliverer
@@ -271,9 +272,9 @@ class App:
     def _assemble(self, replica: Replica) -> None:
         """The engine room: the committer, the wake bus, the dispatcher, and who tells whom."""
         settings = self.settings
-        registry = Registry(self.db, replica.limits)
         virtual = replica.deployment.virtual_clock
         bus = WakeBus(DatabaseTime(virtual=virtual))
+        registry = Registry(self.db, replica.limits, bus.time)
         rules = RunRules(
             limits=replica.limits,
             times=settings.leases.to_times(),
@@ -310,7 +311,7 @@ class App:
             "dispatch": dispatcher.run,
             "sweep": self._sweep.run,
             "watches": watches.run,
-            "prune": lambda: prune(self.db),
+            "prune": lambda: prune(self.db, to_micros(settings.handler_retention)),
             "refresh_wakes": lambda: refresh_wakes(self.db, bus),
             "send_hints": relay.run,
             "hear_hints": lambda: self._hints.listen(heard),

@@ -254,6 +254,12 @@ class Settings(BaseSettings):
     drain_grace: Seconds = Field(
         timedelta(seconds=25), title="SECONDS", description="after that, time for calls in flight to end"
     )
+    handler_retention: Seconds = Field(
+        timedelta(days=30),
+        ge=timedelta(days=2),
+        title="SECONDS",
+        description="how long a name is kept that no worker hosts and nothing refers to",
+    )
     leases: LeaseSettings = Field(LeaseSettings(), description="how long work is held")
     steps: StepSettings = Field(StepSettings(), description="how steps are executed that say nothing else")
     limits: LimitSettings = Field(LimitSettings(), description="what callers may send")

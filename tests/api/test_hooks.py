@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
-from sqlalchemy import update
+from sqlalchemy import Row, update
 
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.common_pb2 import BACKOFF_EXPONENTIAL, BACKOFF_LINEAR, Payload, RetryPolicy
 from stepwell_server.domain.workflows import Failure
-from stepwell_server.storage.payloads import failure_row
+from stepwell_server.storage import hooks as stored_hooks
+from stepwell_server.storage.payloads import failure_from, failure_row
 from stepwell_server.storage.schema import hooks
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
@@ -403,11 +404,37 @@ def _without_payload(hook: pb.Hook) -> pb.Hook:
     return shown
 
 
-async def test_a_list_of_hooks_with_long_failures_fits_into_messages(server: Served, triggers: Triggers) -> None:
+async def with_long_failures(server: Served, triggers: Triggers) -> list[str]:
+    """Ids of a hundred hooks that failed for long reasons."""
     ids = [f"h{number:02}" for number in range(100)]
     await triggers.trigger_many(*(item(name) for name in ids))
     long = failure_row(Failure("Error", "\N{GRINNING FACE}" * 4096, details="\N{GRINNING FACE}" * 16_384))
     await server.app.db.run_tx(lambda tx: tx.execute(update(hooks).values(**long)) and None)
+    return ids
+
+
+async def test_failures_are_read_of_those_hooks_alone_that_a_page_shows(
+    server: Served, triggers: Triggers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read: list[Failure] = []
+
+    def counting(row: Row[Any]) -> Failure | None:
+        failure = failure_from(row)
+        if failure is not None:
+            read.append(failure)
+        return failure
+
+    await with_long_failures(server, triggers)
+    monkeypatch.setattr(stored_hooks, "failure_from", counting)
+
+    page = await triggers.list(page_size=100)
+
+    assert len(read) == len(page.hooks) < 100
+    assert [one.failure.details for one in page.hooks] == [one.details for one in read]
+
+
+async def test_a_list_of_hooks_with_long_failures_fits_into_messages(server: Served, triggers: Triggers) -> None:
+    ids = await with_long_failures(server, triggers)
 
     seen, token = [], ""
     while len(seen) < len(ids):

@@ -423,6 +423,18 @@ async def test_a_client_that_never_reads_states_is_cut_off(server: Served, worke
         assert (await watch.end()).reason == "SLOW_CONSUMER"
 
 
+async def test_a_client_that_does_not_read_the_first_message_is_told_why_it_is_cut_off(
+    server: Served, worker: HandWorker, flows: Flows, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await flows.create("one")
+    monkeypatch.setattr(streams, "WRITE_LIMIT", 0.0)
+
+    async with watching(flows) as watch:
+        await watch.add("one")
+
+        assert (await watch.end()).reason == "SLOW_CONSUMER"
+
+
 async def test_a_client_that_asks_and_never_reads_is_cut_off(server: Served, flows: Flows) -> None:
     async with watching(flows) as watch, until_cut(server):
         asking = asyncio.create_task(watch.flood(*(f"nobody-{number}" for number in range(1000))))

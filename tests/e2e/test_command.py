@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from stepwell import __version__
+from stepwell.cli import commands
 from stepwell_server import config
 from tests.support.commands import stepwell, stepwell_process
 from tests.support.faults import damage
@@ -141,3 +144,29 @@ async def test_the_server_warns_of_variables_that_are_no_settings(sqlite_url: st
 
     [line] = [line for line in server.log if "unknown_variable" in line]
     assert "STEPWELL_DATABSE is not a setting; did you mean STEPWELL_DATABASE?" in line
+
+
+def duration_options(command: Any, *path: str) -> Iterator[tuple[str, ...]]:
+    """Every option that takes a duration, with its command."""
+    for name, inner in getattr(command, "commands", {}).items():
+        yield from duration_options(inner, *path, name)
+    for one in command.params:
+        if one.metavar == "DURATION":
+            yield *path, one.opts[0]
+
+
+@pytest.mark.parametrize("option", [*duration_options(typer.main.get_command(commands.app))], ids=" ".join)
+@pytest.mark.parametrize("wrong", ["5", "-3s", "1 fortnight", "400 days", "99999999999 days"])
+async def test_a_duration_that_is_refused_names_its_option(option: tuple[str, ...], wrong: str) -> None:
+    code, _, err = await stepwell(*option, wrong)
+
+    assert code == 2
+    assert f"Invalid value for '{option[-1]}': " in err
+    assert wrong in err
+
+
+async def test_more_attempts_than_there_may_be_are_refused() -> None:
+    code, _, err = await stepwell("hook", "trigger", "note", "--max-attempts", "1000001")
+
+    assert code == 2
+    assert "Invalid value for '--max-attempts': " in err

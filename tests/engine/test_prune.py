@@ -6,11 +6,14 @@ import asyncio
 from typing import Any
 
 import pytest
-from sqlalchemy import func, insert, select
+from sqlalchemy import Table, func, insert, select, update
 
+from stepwell_server.domain.tasks import Handler, Registration, TaskKind
+from stepwell_server.domain.times import DAY
 from stepwell_server.engine.loops import prune
-from stepwell_server.storage import sessions
+from stepwell_server.storage import handlers, sessions
 from stepwell_server.storage.database import Database, Tx
+from stepwell_server.storage.schema import handlers as handler_table
 from stepwell_server.storage.schema import requests
 from tests.support.patience import PATIENCE
 from tests.support.runs import background
@@ -23,21 +26,34 @@ def remember(tx: Tx, *ages: int) -> None:
     tx.execute(insert(requests), rows)
 
 
-async def test_replies_of_one_instant_end_no_round_early(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They are deleted together, and then it is more than a batch."""
+async def left_after_a_round(db: Database, table: Table, monkeypatch: pytest.MonkeyPatch) -> int:
+    """How many rows of a table a round leaves."""
     left: list[int] = []
     is_over = asyncio.Event()
 
     def look(tx: Tx) -> Any:
-        left.append(tx.execute(select(func.count()).select_from(requests)).scalar_one())
+        left.append(tx.execute(select(func.count()).select_from(table)).scalar_one())
         is_over.set()
 
     monkeypatch.setattr(prune, "INTERVAL", 0.0)
     monkeypatch.setattr(prune, "BATCH", 2)
     monkeypatch.setattr(sessions, "delete_gone", look)  # the end of a round
+    async with background(prune.prune(db, 30 * DAY)), asyncio.timeout(PATIENCE):
+        await is_over.wait()
+    return left[0]
+
+
+async def test_replies_of_one_instant_end_no_round_early(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are deleted together, and then it is more than a batch."""
     await db.run_tx(lambda tx: remember(tx, 1, 1, 1, 2, 3))
 
-    async with background(prune.prune(db)), asyncio.timeout(PATIENCE):
-        await is_over.wait()
+    assert await left_after_a_round(db, requests, monkeypatch) == 0
 
-    assert left[0] == 0
+
+async def test_names_without_use_are_forgotten_in_every_round(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = [Handler("default", TaskKind.WORKFLOW, f"w{number}") for number in range(5)]
+    await db.run_tx(lambda tx: handlers.register(tx, map(Registration, names)))
+    await db.run_tx(lambda tx: tx.execute(update(handler_table).values(used_at=0)))
+    await db.run_tx(lambda tx: handlers.note(tx, names[:2]))
+
+    assert await left_after_a_round(db, handler_table, monkeypatch) == 2

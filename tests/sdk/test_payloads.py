@@ -13,7 +13,7 @@ from uuid import UUID
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, RootModel, ValidationError, field_serializer, field_validator
 
 from stepwell import PayloadInvalid
 from stepwell.payloads import build, from_payload, to_json, to_payload
@@ -88,6 +88,52 @@ class StrictKinds(BaseModel):
     days: frozenset[date]
 
 
+class Blob(BaseModel):
+    """A model that says nothing of its bytes."""
+
+    model_config = ConfigDict(strict=True, serialize_by_alias=True)
+
+    raw: bytes
+    many: dict[str, list[bytes]] = Field(default_factory=dict, serialization_alias="Many", validation_alias="Many")
+    within: Blob | None = None
+    chunk: Chunk | None = None
+    root: RootModel[set[bytes]] | None = None
+
+
+@dataclass
+class Chunk:
+    raw: bytes
+
+
+class OldBlob(BaseModel):
+    """A model that says of its bytes that they are text."""
+
+    model_config = ConfigDict(ser_json_bytes="utf8", val_json_bytes="utf8")
+
+    raw: bytes
+
+
+class HexBlob(BaseModel):
+    """A model that writes and reads its bytes itself."""
+
+    raw: bytes
+
+    @field_serializer("raw")
+    def _write(self, raw: bytes) -> str:
+        return raw.hex()
+
+    @field_validator("raw", mode="before")
+    @classmethod
+    def _read(cls, text: Any) -> Any:
+        return bytes.fromhex(text) if isinstance(text, str) else text
+
+
+class Blobs(BaseModel):
+    old: OldBlob
+    hex: HexBlob
+    blobs: list[Blob]
+
+
 class Tagged(BaseModel):
     model_config = ConfigDict(serialize_by_alias=True)
 
@@ -148,6 +194,29 @@ def test_what_json_has_no_word_for_comes_back_in_models(values: dict[str, Any], 
     kinds = StrictKinds(**values, at=at)
 
     assert there_and_back(kinds, StrictKinds) == kinds
+
+
+@given(st.binary(), st.dictionaries(st.text(), st.lists(st.binary())), st.sets(st.binary()))
+def test_bytes_come_back_in_models(raw: bytes, many: dict[str, list[bytes]], root: set[bytes]) -> None:
+    blob = Blob(raw=raw, Many=many, within=Blob(raw=raw), chunk=Chunk(raw), root=RootModel[set[bytes]](root))
+
+    assert there_and_back(blob, Blob) == blob
+    assert there_and_back([blob], list[Blob]) == [blob]
+
+
+def test_a_model_that_says_how_its_bytes_are_written_is_obeyed() -> None:
+    blobs = Blobs(old=OldBlob(raw=b"abc"), hex=HexBlob(raw=b"\xff"), blobs=[Blob(raw=b"\xff\xfe")])
+
+    written = from_payload(Payload(json=to_json(blobs)))
+
+    assert (written["old"], written["hex"]) == ({"raw": "abc"}, {"raw": "ff"})
+    assert written["blobs"][0]["raw"] == "__4="
+    assert there_and_back(blobs, Blobs) == blobs
+
+
+def test_bytes_of_a_model_are_read_in_a_dataclass_and_the_other_way_round() -> None:
+    assert there_and_back(Blob(raw=b"\xff\xfe"), Chunk) == Chunk(b"\xff\xfe")
+    assert there_and_back(Chunk(b"\xff\xfe"), Blob) == Blob(raw=b"\xff\xfe")
 
 
 @pytest.mark.parametrize(

@@ -160,9 +160,9 @@ class Engine:
     """Everything that it announced."""
 
     def __post_init__(self) -> None:
-        registry = Registry(self.db, RunRules().limits)
-        rules = RunRules(times=self.times, timeout_margin=0, namespaces=registry.namespaces)
         self.bus = WakeBus(DatabaseTime(virtual=True))
+        registry = Registry(self.db, RunRules().limits, self.bus.time)
+        rules = RunRules(times=self.times, timeout_margin=0, namespaces=registry.namespaces)
         self.watches = Watches(self.db)
         self.committer = Committer(self.db, rules, self._announce, self.bus.mark)
         self.dispatcher = Dispatcher(self.committer, self.bus, embedded=True)

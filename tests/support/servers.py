@@ -19,6 +19,11 @@ from stepwell_server.app import Addresses, App, open_database
 from stepwell_server.config import Settings
 from tests.support.patience import PATIENCE
 
+PLAIN = [
+    ("grpc.enable_retries", 0),
+    ("grpc.http2.bdp_probe", 0),  # on a slow machine gRPC would take in megabytes that nobody reads
+]
+"""Options of a channel in a test."""
 LISTENING = re.compile(r"listening on (\S+) \(ops (\S+)\)")
 
 
@@ -49,7 +54,7 @@ async def start_in_process(database_url: str, **settings: Any) -> AsyncIterator[
     app = App(chosen, open_database(chosen.database_url))
     try:
         addresses = await app.start()
-        async with aio.insecure_channel(addresses.listen, options=[("grpc.enable_retries", 0)]) as channel:
+        async with aio.insecure_channel(addresses.listen, options=PLAIN) as channel:
             yield Served(app, addresses, channel)
     finally:
         await app.stop()

@@ -66,7 +66,7 @@ class Spine:
         dispatcher = Dispatcher(self.committer, bus, embedded=False)
         self.committer.on_commit = bus.learn
         self.committer.mark = bus.mark
-        return EngineSpine(self.db, self.committer, bus, dispatcher, Registry(self.db, Limits()), bus.learn)
+        return EngineSpine(self.db, self.committer, bus, dispatcher, Registry(self.db, Limits(), bus.time), bus.learn)
 
     async def register(self, *hosted: Handler) -> None:
         """Say that a worker hosts these."""

@@ -37,6 +37,7 @@ from stepwell_server.storage import (
     hooks,
     leases,
     listings,
+    names,
     namespaces,
     requests,
     runs,
@@ -100,6 +101,7 @@ CALLS: dict[Callable[..., Any], Call] = {
     handlers.next_wakes_in: lambda tx: handlers.next_wakes_in(tx, "default"),
     handlers.note: lambda tx: handlers.note(tx, [ORDER, NOTE]),
     handlers.admit: lambda tx: handlers.admit(tx, "new", [Handler("new", TaskKind.HOOK, "new")], 5000),
+    handlers.use: lambda tx: handlers.use(tx, ORDER),
     handlers.register: lambda tx: handlers.register(tx, map(Registration, [ORDER, NOTE])),
     hooks.cancel: lambda tx: hooks.cancel(tx, _HOOK, 1),
     hooks.end: lambda tx: hooks.end(tx, map(_end, IDS)),
@@ -133,6 +135,7 @@ CALLS: dict[Callable[..., Any], Call] = {
         for labels in ({}, {"region": "eu"}, {"region": "eu", "customer": "c2"})
         for after in (None, [FIRST, FIRST])
     ],
+    names.forget: lambda tx: [names.forget(tx, FAR, 10, after) for after in ([], ["default", "hook", ""])],
     namespaces.get: lambda tx: namespaces.get(tx, "default"),
     namespaces.insert: lambda tx: namespaces.insert(tx, NamespaceSpec("n1")),
     namespaces.list_page: lambda tx: namespaces.list_page(tx, 10, None),
@@ -157,6 +160,7 @@ CALLS: dict[Callable[..., Any], Call] = {
     sessions.count_by_handler: lambda tx: sessions.count_by_handler(tx, "default"),
     sessions.delete_gone: sessions.delete_gone,
     sessions.disconnect: lambda tx: sessions.disconnect(tx, ANNA),
+    sessions.hosted: sessions.hosted,
     sessions.get: lambda tx: sessions.get(tx, "s1"),
     sessions.held_by: lambda tx: sessions.held_by(tx, ["s1"]),
     sessions.list_page: lambda tx: sessions.list_page(tx, "default", 10, None),

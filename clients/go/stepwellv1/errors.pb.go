@@ -108,7 +108,7 @@ const (
 	// INVALID_ARGUMENT: a target before the clock's current time. Metadata: "field", and "now" in microseconds since
 	// the epoch.
 	ErrorReason_ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY ErrorReason = 61
-	// NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow".
+	// NOT_FOUND: no worker has registered a workflow of that name, or it is forgotten: see Workflow. Metadata: "workflow".
 	ErrorReason_ERROR_REASON_WORKFLOW_NOT_FOUND ErrorReason = 70
 	// NOT_FOUND: the workflow has no instance of that id. Metadata: "workflow", "instance_id".
 	ErrorReason_ERROR_REASON_INSTANCE_NOT_FOUND ErrorReason = 71

@@ -2843,7 +2843,8 @@ func (x *WatchRefusal) GetError() *ItemError {
 	return nil
 }
 
-// Workflow is a name that workers have registered.
+// Workflow is a name that workers have registered. It is forgotten once it has no instance and no worker has hosted it for as
+// long as the server's settings say, by default 30 days.
 type Workflow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name, unique in its namespace.

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from datetime import date, datetime
 from decimal import Decimal
 from enum import Enum
-from functools import cache, partial
+from functools import cache
 from typing import Any, Union, get_args, get_origin, get_type_hints
 from uuid import UUID
 
@@ -26,14 +26,18 @@ from stepwell.v1.server_pb2 import Limits
 _DEFAULT_BYTES = 1024 * 1024
 _DEFAULT_DEPTH = 64
 
+_STANDARD = str.maketrans("-_", "+/")
+"""Bytes are read in both alphabets of base64: pydantic writes them in the one for URLs."""
+
 # How a type is written as text, and read from it. A datetime is a date as well, and so comes first.
 _TEXTS: dict[type, tuple[Callable[[Any], str], Callable[[str], Any]]] = {
     datetime: (datetime.isoformat, datetime.fromisoformat),
     date: (date.isoformat, date.fromisoformat),
     UUID: (str, UUID),
     Decimal: (str, Decimal),
-    bytes: (lambda value: b64encode(value).decode(), partial(b64decode, validate=True)),
+    bytes: (lambda value: b64encode(value).decode(), lambda text: b64decode(text.translate(_STANDARD), validate=True)),
 }
+_MODEL_BYTES = {"ser_json_bytes": "base64", "val_json_bytes": "base64"}
 
 
 def to_payload(value: Any, limits: Limits | None = None) -> Payload | None:
@@ -93,7 +97,8 @@ def _build_plain(into: Any, value: Any) -> Any:
         return value
     if is_model(into):
         # As JSON, from which also a strict model takes dates and sets.
-        return into.model_validate_json(json.dumps(value))  # type: ignore[attr-defined]
+        _, read = _model_codec(into)
+        return read(json.dumps(value))
     if dataclasses.is_dataclass(into):
         return _build_dataclass(into, value)
     if issubclass(into, Enum):
@@ -132,6 +137,37 @@ def is_model(cls: type) -> bool:
     """Whether a class is a pydantic model. Nobody has one if pydantic was never imported."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and issubclass(cls, pydantic.BaseModel)
+
+
+@cache
+def _model_codec(model: Any) -> tuple[Callable[..., Any], Callable[[str], Any]]:
+    """How a pydantic model is written and read: as it does that itself, but with bytes as base64 if it does not say."""
+    model.model_rebuild(raise_errors=False)  # what is incomplete has no schema yet
+    schema = model.__pydantic_core_schema__
+    if not _has_bytes(schema):
+        return model.model_dump, model.model_validate_json
+    core, with_base64 = sys.modules["pydantic_core"], _with_base64(schema)
+    own = {"_use_prebuilt": False} if "_use_prebuilt" in (core.SchemaValidator.__text_signature__ or "") else {}
+    writer, reader = core.SchemaSerializer(with_base64, **own), core.SchemaValidator(with_base64, **own)
+    return writer.to_python, reader.validate_json
+
+
+def _has_bytes(schema: Any) -> bool:
+    if isinstance(schema, dict):
+        return schema.get("type") == "bytes" or any(map(_has_bytes, schema.values()))
+    return isinstance(schema, list | tuple) and any(map(_has_bytes, schema))
+
+
+def _with_base64(schema: Any) -> Any:
+    """A schema of pydantic's with the settings for bytes in every part that can have some and has none."""
+    if isinstance(schema, list | tuple):
+        return [_with_base64(part) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    parts = {key: _with_base64(part) for key, part in schema.items()}
+    if schema.get("type") in ("model", "dataclass", "typed-dict"):
+        parts["config"] = _MODEL_BYTES | schema.get("config", {})
+    return parts
 
 
 def _build_dataclass(into: type, value: Any) -> Any:
@@ -178,7 +214,8 @@ def _build_items(origin: Any, args: tuple[Any, ...], value: list[Any]) -> Any:
 def _plain(value: Any) -> Any:
     """What json is to take instead of a value that it does not know."""
     if is_model(type(value)):
-        return _in_order(value.model_dump(mode="json"), value)
+        write, _ = _model_codec(value.__class__)
+        return _in_order(write(value, mode="json"), value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if isinstance(value, Enum):

@@ -94,7 +94,10 @@ class Pipeline(aio.ServerInterceptor):
 
         async def serve(raw: Any, context: Context) -> Any:
             async with self._around(Call(method, True, context, self._policy)) as call:
-                answer = inner(await self._request(handler, raw, call), context)
+                request = await self._request(handler, raw, call)
+                # With the first message they would be sent a second time if it is cut off: the status would be lost.
+                await context.send_initial_metadata(())
+                answer = inner(request, context)
                 if isinstance(answer, Awaitable):  # a servicer that writes to the context itself, as health's Watch
                     await answer
                     return

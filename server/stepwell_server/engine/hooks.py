@@ -10,7 +10,7 @@ from uuid import uuid4
 from stepwell_server.domain.errors import HookNotFound, StepwellError
 from stepwell_server.domain.hooks import Hook, HookFilter, HookKey, NewHook
 from stepwell_server.domain.jobs import JOB_PRIORITY
-from stepwell_server.domain.pages import Page, PageRequest, fit
+from stepwell_server.domain.pages import Page, PageRequest
 from stepwell_server.domain.tasks import NewTask, Reason, Task
 from stepwell_server.engine.groups import Committed, committed_by
 from stepwell_server.engine.hook_calls import TriggerHook
@@ -65,9 +65,7 @@ class Hooks:
         await self.spine.registry.limits_of(wanted.namespace)
         scope = ["ListHooks", *wanted.scope()]
         after = self.tokens.decode(scope, page.token) if page.token else None
-        found = await self.spine.db.run_tx(lambda tx: store.list_page(tx, wanted, limit + 1, after), READ)
-        count, more = fit([_size(one) for one in found], limit)
-        items = found[:count]
+        items, more = await self.spine.db.run_tx(lambda tx: store.list_page(tx, wanted, limit, after), READ)
         return Page(items, self.tokens.encode(scope, [items[-1].created_at, items[-1].id]) if more else "")
 
     async def retry(self, key: HookKey, request: Request) -> Hook:
@@ -135,12 +133,6 @@ def _read(tx: Tx, key: HookKey) -> Hook:
     hook = store.get(tx, key)
     assert hook is not None
     return hook
-
-
-def _size(hook: Hook) -> int:
-    """About how many bytes a hook has without its payload."""
-    failure = hook.failure
-    return 0 if failure is None else 4 * (len(failure.message) + len(failure.details))
 
 
 def _not_found(key: HookKey) -> HookNotFound:

@@ -96,14 +96,14 @@ class Intake:
         if not new.key.instance_id:
             new = replace(new, key=replace(new.key, instance_id=uuid4().hex))
         new.check()
-        await self.spine.registry.require(new.key.handler)
+        await self.spine.registry.use(new.key.handler)
         await self.check_payload(new.key.namespace, "params", new.params)
         return new
 
     async def check_event(self, new: NewEvent) -> NewEvent:
         """The event, or why it is refused."""
         new.check()
-        await self.spine.registry.require(new.key.handler)
+        await self.spine.registry.use(new.key.handler)
         if new.payload is not None:
             await self.check_payload(new.key.namespace, "payload", new.payload)
         return new

@@ -8,6 +8,7 @@ from typing import Any
 import orjson
 from sqlalchemy import (
     ColumnElement,
+    Delete,
     FromClause,
     Integer,
     LargeBinary,
@@ -19,12 +20,14 @@ from sqlalchemy import (
     bindparam,
     cast,
     column,
+    delete,
     func,
     literal,
     literal_column,
     select,
     text,
     true,
+    tuple_,
     type_coerce,
     update,
 )
@@ -222,10 +225,28 @@ def overwrite(product: str, table: Table, given: FromClause, *keys: str) -> tupl
     their places, and a row that another moves meanwhile would be left as it is. A statement that waits for locks itself
     tells rows apart by `among`, which is judged again when the lock is there.
     """
-    same = [table.c[key] == given.c[key] for key in keys]
     if product != "postgresql":
-        return update(table).where(*same), given.c
+        return update(table).where(*_same(table, given, *keys)), given.c
+    is_there, new = _placed(table, given, *keys)
+    return update(table).where(is_there), new
+
+
+def erase(product: str, table: Table, given: FromClause, *keys: str) -> Delete:
+    """A DELETE by several keys, of rows that an earlier statement of the transaction has locked, as for `overwrite`."""
+    if product != "postgresql":
+        return delete(table).where(tuple_(*(table.c[key] for key in keys)).in_(select(*(given.c[key] for key in keys))))
+    is_there, _ = _placed(table, given, *keys)
+    return delete(table).where(is_there)
+
+
+def _placed(table: Table, given: FromClause, *keys: str) -> tuple[ColumnElement[bool], Any]:
+    """Whether a row is one of the given, told by its place on PostgreSQL, and the columns that are given."""
     place: ColumnElement[Any] = column("ctid", _selectable=table)
-    places = fenced(product, select(place.label("place")).where(*same)).lateral("places")
+    same = _same(table, given, *keys)
+    places = fenced("postgresql", select(place.label("place")).where(*same)).lateral("places")
     placed = select(places.c.place, *given.c).select_from(given.join(places, true())).subquery("placed")
-    return update(table).where(place == placed.c.place), placed.c
+    return place == placed.c.place, placed.c
+
+
+def _same(table: Table, given: FromClause, *keys: str) -> list[ColumnElement[bool]]:
+    return [table.c[key] == given.c[key] for key in keys]

@@ -31,7 +31,7 @@ from sqlalchemy.types import TypeEngine
 from stepwell_server.domain.engine_events import EngineEventName
 from stepwell_server.domain.errors import HandlerLimit
 from stepwell_server.domain.tasks import Handler, Registration, TaskKind, TaskStatus
-from stepwell_server.domain.times import Micros
+from stepwell_server.domain.times import DAY, Micros
 from stepwell_server.storage import dialect
 from stepwell_server.storage import namespaces as namespaces_store
 from stepwell_server.storage.clock import db_now
@@ -40,6 +40,9 @@ from stepwell_server.storage.paging import Position, beyond
 from stepwell_server.storage.schema import handlers, hook_targets, namespaces, tasks
 
 COLUMNS: dict[str, TypeEngine[Any]] = {"namespace": Text(), "kind": Text(), "name": Text()}
+
+STALE: Micros = DAY
+"""That a name is in use is written again once what is written is this old."""
 
 _NAMESPACE = bindparam("namespace", type_=Text())
 
@@ -60,35 +63,50 @@ class HandlerWake:
 
 
 def note(tx: Tx, used: Iterable[Handler]) -> None:
-    """Remember whom work is addressed to."""
-    tx.execute(_note_sql(dialect.product(tx)), {"fresh": as_rows(used)})
+    """Remember whom work is addressed to, and that these names are in use: none is forgotten for days."""
+    news = set(used)
+    news -= {from_row(row) for row in _known(tx, news) if row.is_fresh}
+    if news:
+        tx.execute(_note_sql(dialect.product(tx)), {"fresh": as_rows(news)})
 
 
 @cache
 def _note_sql(product: str) -> Any:
     fresh = dialect.rows(product, "fresh", **COLUMNS)
-    source = select(*columns_of(fresh.c), literal(False), db_now()).where(true())
-    return (
-        dialect.insert(product, handlers)
-        .from_select([*COLUMNS, "is_paused", "created_at"], source.order_by(*columns_of(fresh.c)))
-        .on_conflict_do_nothing()
-    )
+    source = select(*columns_of(fresh.c), literal(False), db_now(), db_now()).where(true())
+    names = [*COLUMNS, "is_paused", "created_at", "used_at"]
+    statement = dialect.insert(product, handlers).from_select(names, source.order_by(*columns_of(fresh.c)))
+    return statement.on_conflict_do_update(index_elements=list(COLUMNS), set_={"used_at": statement.excluded.used_at})
+
+
+def use(tx: Tx, handler: Handler) -> bool:
+    """Whether a worker ever said that it hosts this. If so, its name is in use: it is not forgotten for days."""
+    (row,) = _known(tx, [handler]) or (None,)
+    if row is None or row.registered_at is None:
+        return False
+    if row.is_fresh:
+        return True
+    written = update(handlers).where(_is(handler)).values(used_at=db_now()).returning(handlers.c.name)
+    return tx.execute(written).first() is not None  # else it was forgotten just now
 
 
 def limit(tx: Tx, handler: Handler, *, concurrency: int | None, is_paused: bool = False) -> None:
     """Set how many tasks of a handler may be held at once over all replicas, or pause it."""
-    mine = and_(*(handlers.c[name] == value for name, value in as_row(handler).items()))
-    tx.execute(update(handlers).where(mine).values(concurrency=concurrency, is_paused=is_paused))
+    tx.execute(update(handlers).where(_is(handler)).values(concurrency=concurrency, is_paused=is_paused))
+
+
+def _is(handler: Handler) -> ColumnElement[bool]:
+    return and_(*(handlers.c[name] == value for name, value in as_row(handler).items()))
 
 
 # ---- registration
 
 
 def register(tx: Tx, hosted: Iterable[Registration]) -> None:
-    """Store what a worker hosts. A repeated registration changes nothing."""
+    """Store what a worker hosts, and that these names are in use. A repeated registration changes nothing for a day."""
     told = {one.handler: one for one in hosted}
     for row in _known(tx, told):
-        if row.registered_at is not None and row.description == told[from_row(row)].description:
+        if row.is_fresh and row.registered_at is not None and row.description == told[from_row(row)].description:
             del told[from_row(row)]
     if told:  # who writes waits for all claims of these that are under way
         rows = [as_row(one.handler) | {"description": one.description} for one in told.values()]
@@ -114,30 +132,30 @@ def _known(tx: Tx, wanted: Iterable[Handler]) -> Sequence[Row[Any]]:
 def _known_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **COLUMNS)
     joined, mine = dialect.look_up(product, wanted, handlers, same_handler(handlers.c, wanted.c))
-    return select(mine).select_from(joined)
+    return select(mine, (mine.c.used_at > db_now() - STALE).label("is_fresh")).select_from(joined)
 
 
 @cache
 def _register_sql(product: str) -> Any:
     fresh = dialect.rows(product, "fresh", **COLUMNS, description=Text())
-    names = [*COLUMNS, "description", "is_paused", "created_at", "registered_at"]
-    source = select(*columns_of(fresh.c), fresh.c.description, literal(False), db_now(), db_now()).where(true())
+    names = [*COLUMNS, "description", "is_paused", "created_at", "registered_at", "used_at"]
+    values = [fresh.c.description, literal(False), db_now(), db_now(), db_now()]
+    source = select(*columns_of(fresh.c), *values).where(true())
     statement = dialect.insert(product, handlers).from_select(names, source.order_by(*columns_of(fresh.c)))
-    is_news = handlers.c.registered_at.is_(None) | (handlers.c.description != statement.excluded.description)
     return statement.on_conflict_do_update(
         index_elements=list(COLUMNS),
         set_={
             "description": statement.excluded.description,
             "registered_at": func.coalesce(handlers.c.registered_at, statement.excluded.registered_at),
+            "used_at": statement.excluded.used_at,
         },
-        where=is_news,
     )
 
 
 def is_registered(tx: Tx, handler: Handler) -> bool:
     """Whether a worker ever said that it hosts this."""
-    mine = [handlers.c[name] == value for name, value in as_row(handler).items()]
-    return tx.execute(select(handlers.c.name).where(*mine, handlers.c.registered_at.is_not(None))).first() is not None
+    registered = select(handlers.c.name).where(_is(handler), handlers.c.registered_at.is_not(None))
+    return tx.execute(registered).first() is not None
 
 
 def list_registered(tx: Tx, namespace: str, kind: TaskKind, limit: int, after: Position | None) -> list[Registration]:

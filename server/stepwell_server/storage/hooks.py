@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
-from typing import Any
+from itertools import islice
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     BigInteger,
@@ -17,6 +18,7 @@ from sqlalchemy import (
     Select,
     Text,
     bindparam,
+    literal,
     select,
     true,
     update,
@@ -25,9 +27,11 @@ from sqlalchemy import (
 from stepwell_server.domain.executions import load_open
 from stepwell_server.domain.hooks import STORED, Hook, HookFilter, HookKey, HookStatus, NewHook
 from stepwell_server.domain.jobs import Execution, JobStatus
+from stepwell_server.domain.pages import fit
 from stepwell_server.domain.retry import Backoff, RetryPolicy
 from stepwell_server.domain.tasks import Handler, Task, TaskKind, TaskStatus
 from stepwell_server.domain.times import Micros
+from stepwell_server.domain.workflows import Failure
 from stepwell_server.storage import dialect, handlers
 from stepwell_server.storage import tasks as task_store
 from stepwell_server.storage.clock import db_now
@@ -241,18 +245,28 @@ def _unserved_sql(product: str) -> Select[Any]:
 # ---- pages
 
 
-def list_page(tx: Tx, wanted: HookFilter, limit: int, after: Position | None) -> list[Hook]:
-    """Up to `limit` hooks, the newest first, those after the position: along an index for each stored status."""
+Sized: TypeAlias = tuple[Hook, int]
+"""A hook without its failure, and how many bytes that has."""
+
+
+def list_page(tx: Tx, wanted: HookFilter, limit: int, after: Position | None) -> tuple[list[Hook], bool]:
+    """Up to `limit` hooks, the newest first, those after the position that fit into a page; and whether more are left.
+
+    They are found along an index for each stored status. Failures are read of those alone that fit.
+    """
     statuses = wanted.statuses or tuple(HookStatus)
     stored = {STORED[status] for status in statuses}
     pages = [_page(tx, wanted, status, statuses, limit, after) for status in sorted(stored)]
-    merged = heapq.merge(*pages, key=lambda one: (one.created_at, one.id), reverse=True)
-    return [one for one, _ in zip(merged, range(limit), strict=False)]
+    merged = heapq.merge(*pages, key=lambda one: (one[0].created_at, one[0].id), reverse=True)
+    found = list(islice(merged, limit + 1))
+    count, more = fit([size for _, size in found], limit)
+    failures = _failures(tx, [hook.id for hook, _ in found[:count]])
+    return [replace(hook, failure=failures.get(hook.id)) for hook, _ in found[:count]], more
 
 
 def _page(
     tx: Tx, wanted: HookFilter, stored: JobStatus, statuses: Sequence[HookStatus], limit: int, after: Position | None
-) -> list[Hook]:
+) -> list[Sized]:
     product = dialect.product(tx)
     task: FromClause = tasks
     mine: FromClause = hooks
@@ -268,10 +282,22 @@ def _page(
             where.append(task.c.status != TaskStatus.PROCESSING)
     if after is not None:
         where.append(beyond([mine.c.created_at, mine.c.id], after, descending=True))
-    shown = [column for column in mine.c if column.name not in ("payload", "trace")]
-    statement = select(*shown, *_of_task(task)).select_from(joined).where(*where)
+    shown: list[Any] = [column for column in mine.c if column.name not in ("payload", "trace", *FAILURE)]
+    shown += [literal(None).label(name) for name in FAILURE]
+    size = dialect.octets(product, [mine.c.error_message, mine.c.error_details])
+    statement: Select[Any] = select(*shown, *_of_task(task), size).select_from(joined).where(*where)
     order = [mine.c.created_at.desc(), mine.c.id.desc()]
-    return [_from_row(row) for row in tx.execute(statement.order_by(*order).limit(limit))]
+    return [(_from_row(row), row.octets) for row in tx.execute(statement.order_by(*order).limit(limit + 1))]
+
+
+def _failures(tx: Tx, ids: Iterable[int]) -> dict[int, Failure | None]:
+    found = tx.execute(_failures_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
+    return {row.id: failure_from(row) for row in found}
+
+
+@cache
+def _failures_sql(product: str) -> Select[Any]:
+    return select(hooks.c.id, *(hooks.c[name] for name in FAILURE)).where(_is_wanted(product))
 
 
 def _held_in(wanted: HookFilter) -> list[Any]:

@@ -64,7 +64,7 @@ namespaces = Table(
     Column("updated_at", BigInteger, nullable=False),
 )
 
-# Whom work is addressed to: the names that were ever used, so that the next wake is found name by name.
+# Whom work is addressed to: the names that are in use or remembered, so that the next wake is found name by name.
 handlers = Table(
     "handlers",
     metadata,
@@ -76,6 +76,7 @@ handlers = Table(
     Column("created_at", BigInteger, nullable=False),
     Column("registered_at", BigInteger),  # when a worker first said that it hosts it; NULL: none ever did
     Column("description", Text, nullable=False, server_default=""),
+    Column("used_at", BigInteger, nullable=False, server_default="0"),  # last hosted or addressed: up to a day late
 )
 
 # Everything that waits. What a hot write must know of a task stands on its row, so that it needs no other.

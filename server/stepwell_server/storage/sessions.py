@@ -144,6 +144,12 @@ def served(tx: Tx, namespace: str | None = None) -> set[Handler]:
     return {handler for row in found for handler in _session(row).handlers}
 
 
+def hosted(tx: Tx) -> set[Handler]:
+    """Whom workers host that are there, or were until some hours ago."""
+    found = tx.execute(select(sessions.c.namespace, sessions.c.handlers).distinct())
+    return {handler for row in found for handler in _handlers(*row)}
+
+
 def _alive(caller_seen: Micros | None = None) -> Any:
     caller_seen = CALLER_SEEN if caller_seen is None else caller_seen
     by_stream = and_(sessions.c.replica_id != "", sessions.c.seen_at > lease_now() - STREAM_SEEN)
@@ -158,7 +164,11 @@ def _session(row: Row[Any]) -> Session:
         worker_id=row.worker_id,
         sdk=row.sdk,
         replica_id=row.replica_id,
-        handlers=known_handlers((row.namespace, kind, name) for kind, name in json.loads(row.handlers)),
+        handlers=_handlers(row.namespace, row.handlers),
         connection=row.connection,
         connected_at=row.connected_at,
     )
+
+
+def _handlers(namespace: str, stored: str) -> tuple[Handler, ...]:
+    return known_handlers((namespace, kind, name) for kind, name in json.loads(stored))

@@ -11,12 +11,13 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from stepwell.durations import to_timedelta
-from stepwell.hooks.info import hook_status_numbers
+from stepwell.durations import to_timedelta, to_words
+from stepwell.statuses import hook_status_numbers, status_numbers
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from stepwell.workflows.info import status_numbers
 
+_LONGEST = timedelta(days=365)
 _JSON_HELP = "JSON, or @FILE to read it from a file, or - for standard input."
 
 
@@ -43,11 +44,14 @@ def _only(numbers: Callable[[str], Sequence[int]], value: str) -> int:
 
 
 def duration(value: str) -> timedelta:
-    """A duration as the SDK reads it. A usage error if it is none."""
+    """A duration as the SDK reads it, of a year at most. A usage error, which names the option, if it is none."""
     try:
-        return to_timedelta(value)
+        length = to_timedelta(value)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from None
+    if length > _LONGEST:
+        raise typer.BadParameter(f"a duration of at most {to_words(_LONGEST)} is meant, not {value!r}")
+    return length
 
 
 def instant(value: str) -> datetime:

@@ -29,7 +29,7 @@ At = Annotated[
     datetime | None,
     typer.Option("--at", metavar="INSTANT", parser=arguments.instant, help="Not before: 2030-01-31T12:00:00Z."),
 ]
-MaxAttempts = Annotated[int | None, typer.Option(min=1, help="How often it is executed at most.")]
+MaxAttempts = Annotated[int | None, typer.Option(min=1, max=1_000_000, help="How often it is executed at most.")]
 Delay = Annotated[
     timedelta | None,
     typer.Option(metavar="DURATION", parser=arguments.duration, help='Wait before the second execution: "5s".'),

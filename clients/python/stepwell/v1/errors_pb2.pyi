@@ -115,7 +115,7 @@ class _ErrorReasonEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ErrorReas
     the epoch.
     """
     ERROR_REASON_WORKFLOW_NOT_FOUND: _ErrorReason.ValueType  # 70
-    """NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow"."""
+    """NOT_FOUND: no worker has registered a workflow of that name, or it is forgotten: see Workflow. Metadata: "workflow"."""
     ERROR_REASON_INSTANCE_NOT_FOUND: _ErrorReason.ValueType  # 71
     """NOT_FOUND: the workflow has no instance of that id. Metadata: "workflow", "instance_id"."""
     ERROR_REASON_INSTANCE_ID_ALREADY_EXISTS: _ErrorReason.ValueType  # 72
@@ -288,7 +288,7 @@ ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY: ErrorReason.ValueType  # 61
 the epoch.
 """
 ERROR_REASON_WORKFLOW_NOT_FOUND: ErrorReason.ValueType  # 70
-"""NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow"."""
+"""NOT_FOUND: no worker has registered a workflow of that name, or it is forgotten: see Workflow. Metadata: "workflow"."""
 ERROR_REASON_INSTANCE_NOT_FOUND: ErrorReason.ValueType  # 71
 """NOT_FOUND: the workflow has no instance of that id. Metadata: "workflow", "instance_id"."""
 ERROR_REASON_INSTANCE_ID_ALREADY_EXISTS: ErrorReason.ValueType  # 72

@@ -1569,7 +1569,9 @@ Global___WatchRefusal: _TypeAlias = WatchRefusal  # noqa: Y015
 
 @_typing.final
 class Workflow(_message.Message):
-    """Workflow is a name that workers have registered."""
+    """Workflow is a name that workers have registered. It is forgotten once it has no instance and no worker has hosted it for as
+    long as the server's settings say, by default 30 days.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -112,7 +112,7 @@ export enum ErrorReason {
    * the epoch.
    */
   ERROR_REASON_CLOCK_MOVES_FORWARD_ONLY = 61,
-  /** ERROR_REASON_WORKFLOW_NOT_FOUND - NOT_FOUND: no worker has ever registered a workflow of that name. Metadata: "workflow". */
+  /** ERROR_REASON_WORKFLOW_NOT_FOUND - NOT_FOUND: no worker has registered a workflow of that name, or it is forgotten: see Workflow. Metadata: "workflow". */
   ERROR_REASON_WORKFLOW_NOT_FOUND = 70,
   /** ERROR_REASON_INSTANCE_NOT_FOUND - NOT_FOUND: the workflow has no instance of that id. Metadata: "workflow", "instance_id". */
   ERROR_REASON_INSTANCE_NOT_FOUND = 71,

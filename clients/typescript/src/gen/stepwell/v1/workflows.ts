@@ -846,7 +846,10 @@ export interface WatchRefusal {
   error?: ItemError | undefined;
 }
 
-/** Workflow is a name that workers have registered. */
+/**
+ * Workflow is a name that workers have registered. It is forgotten once it has no instance and no worker has hosted it for as
+ * long as the server's settings say, by default 30 days.
+ */
 export interface Workflow {
   /** Name, unique in its namespace. */
   name: string;
