@@ -14,13 +14,14 @@ from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from tests.chaos import model, snapshot, trail
-from tests.chaos.databases import Postgres, Sqlite
-from tests.chaos.faults import Kind
-from tests.chaos.model import CHILD, NAMESPACES, Workload
+from tests.chaos.faults.processes import Kind
 from tests.chaos.records import Plan, Recorder, Stage, Trouble, now_ns, wall_us
-from tests.chaos.site import SLOTS, Site, Topology, open_site
-from tests.chaos.vitals import Vitals
+from tests.chaos.site import trail
+from tests.chaos.site.databases import Postgres, Sqlite
+from tests.chaos.site.site import SLOTS, Site, Topology, open_site
+from tests.chaos.site.vitals import Vitals
+from tests.chaos.workload import model, snapshot
+from tests.chaos.workload.model import CHILD, NAMESPACES, Workload
 
 Say = Callable[[str], None]
 

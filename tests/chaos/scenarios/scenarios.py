@@ -1,0 +1,62 @@
+"""All scenarios by name. `make chaos ARGS=--list` shows them, `docs/operations/faults.md` explains them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.chaos.faults.database import DatabaseRestart
+from tests.chaos.faults.processes import Kill
+from tests.chaos.run import Cycle, Scenario
+from tests.chaos.scenarios.catalogue import CATALOGUE
+from tests.chaos.scenarios.matrix import MATRIX
+from tests.chaos.site.site import Topology
+from tests.chaos.workload.model import Workload
+
+SCANS = 10
+"""Scans of both namespaces that a run must have finished."""
+WATCHES = 50
+"""Instances that a run must have watched to their ends; half of them where there are fewer."""
+
+
+def soak(minutes: float) -> Scenario:
+    """Half the usual load for a long time, with a fault of each kind every minute; the first of each role is spared."""
+    rounds = max(1, int(minutes))
+    faults = (Kill("F01", "worker-3"), Kill("F05", "server-2"), DatabaseRestart("F20"))
+    return Scenario(
+        "soak",
+        "half the load for a long time: memory, descriptors, tasks and tables stay as they are",
+        Topology(store={"commit_ms": 0.0}),
+        Workload(instances=round(minutes * 60 * 2), seconds=minutes * 60),
+        schedule=tuple(Cycle((fault,), every=-6.0) for _ in range(rounds) for fault in faults),
+        flat=True,
+    )
+
+
+def looked_at(scenario: Scenario) -> Scenario:
+    """The same, to be believed only if watches and scans came to their end.
+
+    Of scans those of a file need not: it has one server, which may be away too long.
+    """
+    looks = {"watches": min(WATCHES, scenario.workload.instances // 2)}
+    if scenario.topology.database != "sqlite":
+        looks["scans"] = SCANS
+    return replace(scenario, overlaps=looks | scenario.overlaps)
+
+
+SCENARIOS = {one.name: looked_at(one) for one in (*CATALOGUE, *MATRIX, soak(30.0))}
+
+
+def slowed(scenario: Scenario, lease: float) -> Scenario:
+    """The same with other leases: all times of faults follow, and so does the time over which orders arrive."""
+    ratio = lease / scenario.topology.lease
+    workload = replace(scenario.workload, seconds=scenario.workload.seconds * ratio)
+    return replace(scenario, topology=replace(scenario.topology, lease=lease), workload=workload)
+
+
+def shortened(scenario: Scenario, instances: int = 60, rounds: int = 4, seconds: float = 10.0) -> Scenario:
+    """The same with less of everything, and nothing that must have happened often: for a look."""
+    cycles = tuple(replace(cycle, times=min(cycle.times, rounds)) for cycle in scenario.schedule)
+    given = scenario.workload
+    hooks = min(given.hooks, 10 * instances)
+    workload = replace(given, instances=instances, seconds=min(given.seconds, seconds), hooks=hooks)
+    return replace(scenario, schedule=cycles, workload=workload, overlaps={})

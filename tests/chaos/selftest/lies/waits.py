@@ -1,0 +1,237 @@
+"""Lies about timers and events."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from tests.chaos.records import NOBODY, Call, Change, Effect, EventRow, Fault, InstanceRow, Plan, StepRow, TaskRow
+from tests.chaos.selftest.lies.forger import Forger, breaks
+from tests.chaos.selftest.simulation import LEASE
+
+
+@breaks("T1")
+def a_sleep_ends_early(forger: Forger) -> None:
+    woken = forger.any(Change, table="workflow_steps", type="sleep", status="completed")
+    forger.alter(woken, updated_at=woken.row["wake_at"] - 1)
+
+
+@breaks("T1")
+def a_sleep_ends_early_by_the_clock_of_the_database(forger: Forger) -> None:
+    woken = forger.any(Change, table="workflow_steps", type="sleep", status="completed")
+    forger.alter(woken, at_us=woken.row["wake_at"] - 1)
+
+
+@breaks("T1")
+def a_sleep_is_over_when_it_begins(forger: Forger) -> None:
+    _never_waits(forger, forger.any(Change, table="workflow_steps", type="sleep", status="completed"))
+
+
+@breaks("T1")
+def a_wait_times_out_when_it_begins(forger: Forger) -> None:
+    _never_waits(forger, forger.any(Change, table="workflow_steps", type="wait_for_event", status="errored"))
+
+
+def _never_waits(forger: Forger, over: Change) -> None:
+    """Let a step be over before its time, and never have waited."""
+    like = {name: over.row[name] for name in ("task_id", "run_number", "name")}
+    forger.drop(*forger.all(Change, table="workflow_steps", status="waiting", **like))
+    forger.alter(over, at_us=over.row["wake_at"] - 1)
+
+
+@breaks("T1")
+def a_body_is_executed_before_its_retry(forger: Forger) -> None:
+    failed = forger.any(Change, table="workflow_steps", name="flaky", status="waiting")
+    like = {"key": forger.key_of(failed), "run": failed.row["run_number"], "step": "flaky", "attempt": 2}
+    again = forger.any(Effect, phase="start", **like)
+    forger.alter(again, mono_ns=failed.row["next_retry_at"] * 1000 - 3_000_000)
+
+
+@breaks("T1")
+def a_retry_comes_early(forger: Forger) -> None:
+    failed = forger.any(Change, table="workflow_steps", name="flaky", status="waiting")
+    again = forger.any(Change, table="workflow_steps", name="flaky", status="pending", task_id=failed.row["task_id"])
+    forger.alter(again, updated_at=failed.row["next_retry_at"] - 1)
+
+
+@breaks("T1")
+def a_sleep_is_computed_anew(forger: Forger) -> None:
+    woken = forger.any(Change, table="workflow_steps", type="sleep", status="completed")
+    forger.alter(woken, wake_at=woken.row["wake_at"] + 1)
+
+
+@breaks("T2")
+def a_sleep_ends_late(forger: Forger) -> None:
+    _nothing_is_broken(forger)
+    woken = _woken(forger)
+    forger.alter(woken, updated_at=woken.row["wake_at"] + 2 * LEASE)
+
+
+@breaks("T2")
+def a_sleep_ends_later_than_any_fault_excuses(forger: Forger) -> None:
+    forger.alter(forger.any(Plan), excuse=False)
+    woken = _woken(forger)
+    forger.alter(woken, updated_at=woken.row["wake_at"] + 30 * LEASE)
+
+
+@breaks("T2")
+def a_sleep_ends_long_after_what_excuses_it(forger: Forger) -> None:
+    forger.alter(forger.any(Plan), excuse=True)
+    _nothing_is_broken(forger)
+    woken = _woken(forger)
+    due = woken.row["wake_at"]
+    forger.add(Fault("F05", "server-1", "begin", due * 1000, due))
+    forger.alter(woken, updated_at=due + 30 * LEASE)
+
+
+@breaks("T2")
+def a_sleep_ends_long_after_its_pause(forger: Forger) -> None:
+    _nothing_is_broken(forger)
+    key = next(one.key for one in forger.all(Call, op="pause", phase="ok") if one.value["status"] == "paused")
+    every = forger.all(Change, table="workflow_steps", type="sleep", status="completed")
+    woken = next(one for one in every if forger.key_of(one) == key)
+    forger.alter(woken, updated_at=woken.row["wake_at"] + 30 * LEASE)
+
+
+def _nothing_is_broken(forger: Forger) -> None:
+    forger.drop(*(one for one in forger.all(Fault) if one.target != NOBODY))
+
+
+def _woken(forger: Forger) -> Change:
+    """The end of a sleep that nobody paused."""
+    paused = {one.row["id"] for one in forger.all(Change, table="tasks", status="parked")}
+    every = forger.all(Change, table="workflow_steps", type="sleep", status="completed")
+    return forger.rng.choice([one for one in every if one.row["task_id"] not in paused])
+
+
+@breaks("T2")
+def an_event_is_taken_late(forger: Forger) -> None:
+    _nothing_is_broken(forger)
+    paused = {one.key for one in forger.all(Call, op="pause")}
+    taken = forger.rng.choice([one for one in forger.all(EventRow) if one.delivered_at and one.key not in paused])
+    late = taken.created_at + 2 * LEASE
+    forger.alter_rows(EventRow, {"key": taken.key, "event_id": taken.event_id}, delivered_at=late)
+
+
+@breaks("T2")
+def a_sleep_never_ends(forger: Forger) -> None:
+    key = forger.any(TaskRow).key
+    forger.alter_rows(StepRow, {"key": key, "name": "rest"}, wake_at=1)
+
+
+@breaks("T3")
+def a_sleep_ends_twice(forger: Forger) -> None:
+    woken = forger.any(Change, table="workflow_steps", type="sleep", status="completed")
+    forger.after(woken, status="waiting")
+    forger.after(woken)
+
+
+# ---- events
+
+
+@breaks("E1")
+def an_event_is_lost(forger: Forger) -> None:
+    event = forger.any(EventRow)
+    forger.drop(*forger.all(EventRow, key=event.key, event_id=event.event_id))
+
+
+@breaks("E1")
+def an_event_is_there_twice(forger: Forger) -> None:
+    event = forger.any(EventRow)
+    for one in forger.all(EventRow, key=event.key, event_id=event.event_id):
+        forger.add(replace(one, event_id=10**6, delivered_at=None, consumed_by_step=None))
+
+
+@breaks("E1")
+def an_event_says_something_else(forger: Forger) -> None:
+    event = forger.any(EventRow, consumed_by_step=None)
+    forger.alter_rows(EventRow, {"key": event.key, "event_id": event.event_id}, type="stop")
+
+
+@breaks("E1")
+def an_event_is_stamped_otherwise_than_its_sender_was_told(forger: Forger) -> None:
+    event = forger.any(EventRow, consumed_by_step=None)
+    like = {"key": event.key, "event_id": event.event_id}
+    forger.alter_rows(EventRow, like, created_at=event.created_at + 1)
+
+
+@breaks("E1")
+def an_event_comes_from_nowhere(forger: Forger) -> None:
+    key = forger.any(InstanceRow).key
+    for source in ("api", "sql"):
+        forger.add(EventRow(source, key, 0, 10**6, "stop", '"nobody"', 1, None, None))
+
+
+@breaks("E1")
+def an_event_is_taken_again(forger: Forger) -> None:
+    forger.after(forger.any(Change, table="workflow_events", consumed_by_step="approval"), consumed_by_step="another")
+
+
+@breaks("E2")
+def a_wait_takes_two_events(forger: Forger) -> None:
+    event = forger.any(EventRow, consumed_by_step="approval")
+    for one in forger.all(EventRow, key=event.key, event_id=event.event_id):
+        forger.add(replace(one, event_id=10**6, payload='"other"'))
+
+
+@breaks("E2")
+def a_wait_passes_over_an_older_event(forger: Forger) -> None:
+    event = forger.any(EventRow, consumed_by_step="approval")
+    for one in forger.all(EventRow, key=event.key, event_id=event.event_id):
+        forger.add(replace(one, event_id=1, payload='"older"', delivered_at=None, consumed_by_step=None))
+
+
+@breaks("E2")
+def a_wait_takes_what_nobody_sent(forger: Forger) -> None:
+    key = forger.any(EventRow, consumed_by_step="approval").key
+    forger.alter_rows(StepRow, {"key": key, "name": "approval"}, result='"other"')
+
+
+@breaks("E3")
+def an_event_counts_after_its_deadline(forger: Forger) -> None:
+    event = forger.any(EventRow, consumed_by_step="approval")
+    wait = forger.any(StepRow, key=event.key, name="approval", run=event.run)
+    late = (wait.wake_at or 0) + 1
+    forger.alter_rows(EventRow, {"key": event.key, "event_id": event.event_id}, created_at=late)
+
+
+@breaks("E3")
+def a_wait_times_out_though_its_event_was_in_time(forger: Forger) -> None:
+    wait = forger.any(StepRow, name="approval", status="errored")
+    forger.alter_rows(EventRow, {"key": wait.key}, created_at=wait.wake_at)
+
+
+@breaks("E4")
+def a_wait_times_out_though_its_event_was_there_before(forger: Forger) -> None:
+    wait = forger.any(StepRow, name="approval", status="errored")
+    forger.alter_rows(EventRow, {"key": wait.key}, created_at=wait.created_at - 1)
+
+
+@breaks("E4")
+def a_wait_goes_on_though_its_event_is_there(forger: Forger) -> None:
+    key = forger.any(TaskRow).key
+    forger.alter_rows(EventRow, {"key": key}, delivered_at=None, consumed_by_step=None, created_at=1)
+    forger.alter_rows(StepRow, {"key": key, "name": "approval"}, status="waiting", result=None)
+
+
+@breaks("E5")
+def an_event_is_stored_after_the_end(forger: Forger) -> None:
+    ended = forger.any(Change, table="workflow_instances", status="terminated")
+    event = forger.any(Change, table="workflow_events", change="insert")
+    row = event.row | {"task_id": ended.row["id"], "run_number": ended.row["run_number"]}
+    forger.add(replace(event, seq=ended.seq + 10**6, row=row))
+
+
+@breaks("E5")
+def a_refused_event_is_there(forger: Forger) -> None:
+    refused = forger.any(Call, op="event", phase="fail")
+    asked = forger.any(Call, call=refused.call, phase="invoke")
+    for source in ("api", "sql"):
+        like = forger.any(EventRow, source=source)
+        free = {"delivered_at": None, "consumed_by_step": None, "event_id": 10**6}
+        forger.add(replace(like, key=refused.key, payload=asked.value["payload"], **free))
+
+
+@breaks("R3")
+def an_event_is_stamped_before_it_had_its_turn(forger: Forger) -> None:
+    event = forger.any(Change, table="workflow_events", change="insert")
+    forger.alter(event, created_at=event.row["created_at"] - LEASE)
