@@ -14,7 +14,8 @@ from pathlib import Path
 
 from tests.chaos import records, report
 from tests.chaos.checker import checker
-from tests.chaos.run import Run, Scenario
+from tests.chaos.run import Run
+from tests.chaos.scenarios.scenario import Scenario
 from tests.chaos.scenarios.scenarios import SCENARIOS, shortened, slowed, soak
 from tests.chaos.site.vitals import Vitals
 

@@ -3,79 +3,31 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 
-from tests.chaos.faults.processes import Kind
 from tests.chaos.records import Plan, Recorder, Stage, Trouble, now_ns, wall_us
+from tests.chaos.scenarios.scenario import Scenario, draw
 from tests.chaos.site import trail
 from tests.chaos.site.databases import Postgres, Sqlite
-from tests.chaos.site.site import SLOTS, Site, Topology, open_site
+from tests.chaos.site.site import SLOTS, Site, open_site
 from tests.chaos.site.vitals import Vitals
 from tests.chaos.workload import model, snapshot
-from tests.chaos.workload.model import CHILD, NAMESPACES, Workload
+from tests.chaos.workload.model import CHILD, NAMESPACES
+
+_LEFT = """
+SELECT (SELECT count(*) FROM tasks)
+    - (SELECT count(*) FROM workflow_steps WHERE name = 'rest' AND status = 'waiting') AS left_over
+"""
+"""Tasks of all but the sleepers, which are asleep."""
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Cycle:
-    """These faults in some order, again and again: every so many leases, so often."""
-
-    faults: tuple[Kind, ...]
-    every: float = 1.0
-    times: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """What is there, what it does, what goes wrong, and what of it must have happened to count."""
-
-    name: str
-    about: str
-    topology: Topology = field(default_factory=Topology)
-    workload: Workload = field(default_factory=Workload)
-    schedule: tuple[Cycle, ...] = ()
-    overlaps: dict[str, int] = field(default_factory=dict)
-    warm: float = 1.0
-    """Leases before the first fault."""
-    needs: tuple[str, ...] = ()
-    """Tools of the machine without which it cannot be run."""
-    drain_leases: float = 10.0
-    patience: float = 1.0
-    """Leases that a timer may be late while nothing is broken; more on a machine that is busy."""
-    once: bool = False
-    """Nothing may be executed twice: nobody was lost."""
-    takeovers_at_most: int | None = None
-    """Leases that may end because their holder seemed to be lost. None: as many as there are."""
-    may_give_up: bool = False
-    """Workers may stop by themselves what they cannot renew."""
-    excuse: bool = True
-    """Timers may be late while something is broken."""
-    flat: bool = False
-    """Nothing may have grown in the end: memory, descriptors, threads, tasks, and tables but for their rows."""
-
-
-def draw(scenario: Scenario, seed: int) -> list[tuple[float, Kind]]:
-    """The faults of a run in their order, each with the pause after it, in leases.
-
-    None of a cycle comes again before all others of it had their turn.
-    """
-    rng = random.Random(f"schedule/{seed}")
-    drawn: list[tuple[float, Kind]] = []
-    for cycle in scenario.schedule:
-        turns = -(-cycle.times // len(cycle.faults))
-        kinds = [kind for _ in range(turns) for kind in rng.sample(cycle.faults, len(cycle.faults))]
-        drawn += [(cycle.every, kind) for kind in kinds[: cycle.times]]
-    return drawn
 
 
 class Run:
@@ -190,7 +142,7 @@ class Run:
         try:
             async with asyncio.timeout(limit):
                 await site.processes["driver"].line("ended")
-                while await snapshot.fetch(site.database.url, "SELECT 1 FROM tasks LIMIT 1"):
+                while (await snapshot.fetch(site.database.url, _LEFT))[0]["left_over"]:
                     await asyncio.sleep(0.1)
         except TimeoutError:
             self.say(f"no rest after {limit:.0f} s")

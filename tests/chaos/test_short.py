@@ -13,7 +13,8 @@ from tests.chaos import records
 from tests.chaos.checker import checker
 from tests.chaos.faults.database import DatabaseRestart
 from tests.chaos.faults.processes import Drain, Freeze, Kill, Partition, Storm
-from tests.chaos.run import Cycle, Run, Scenario
+from tests.chaos.run import Run
+from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
 from tests.chaos.workload.model import Workload
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.chaos.faults.database import ClockStep, DatabaseRestart
 from tests.chaos.faults.processes import Drain, Freeze, Kill, KillAll, Nothing, Partition, Storm
-from tests.chaos.run import Cycle, Scenario
+from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
 from tests.chaos.workload.model import Workload
 

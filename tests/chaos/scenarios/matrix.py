@@ -16,8 +16,8 @@ from tests.chaos.faults.processes import (
     Starve,
     Storm,
 )
-from tests.chaos.run import Cycle, Scenario
 from tests.chaos.scenarios.catalogue import KILLS, LONG_BODIES, SQLITE
+from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
 from tests.chaos.workload.model import Workload
 

@@ -6,9 +6,9 @@ from dataclasses import replace
 
 from tests.chaos.faults.database import DatabaseRestart
 from tests.chaos.faults.processes import Kill
-from tests.chaos.run import Cycle, Scenario
 from tests.chaos.scenarios.catalogue import CATALOGUE
 from tests.chaos.scenarios.matrix import MATRIX
+from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
 from tests.chaos.workload.model import Workload
 

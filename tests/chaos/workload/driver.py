@@ -24,7 +24,7 @@ from tests.chaos.records import Call, Count, Recorder, Scan, Seen, key_of, now_n
 from tests.chaos.workload import model
 from tests.chaos.workload.calls import Ask, Caller
 from tests.chaos.workload.hook_driver import HookDriver
-from tests.chaos.workload.model import CHILD, NAMESPACE, NAMESPACES, POISON, Order
+from tests.chaos.workload.model import CHILD, NAMESPACE, NAMESPACES, POISON, SLEEPER, Order
 
 SCAN_EVERY = 3.0
 SCAN_PAGE = 10
@@ -90,6 +90,9 @@ class Driver:
         handle: Instance[Any] = Instance(self.clients[order.namespace], order.workflow, order.id)
         if order.workflow == POISON:
             await self._watch(handle, order.key)
+            return
+        if order.workflow == SLEEPER:
+            await self._approve(handle, order)
             return
         await asyncio.gather(self._watch(handle, order.key), self._approve(handle, order), self._meddle(handle, order))
         if order.late:

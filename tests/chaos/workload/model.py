@@ -2,7 +2,8 @@
 
 An order is six steps: `reserve`, a `nap`, a wait for `approval`, `charge` (which fails twice), `spawn` (which starts a
 child) and `ship`. One order in ten gets its approval within milliseconds of the deadline: it may have it or not, and
-the checker says which by the stamps.
+the checker says which by the stamps. A sleeper waits for its approval and then sleeps for longer than any run lasts, so
+that something waits in the end, too.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ ORDER = "order"
 CHILD = "parcel"
 RACE = "race"
 POISON = "poison"
+SLEEPER = "sleeper"
 
 ATTEMPTS = 12
 """Most executions of a step: enough for a run of bad luck, and checked."""
@@ -51,6 +53,8 @@ class Workload:
     """Part of the orders that are paused, terminated or restarted on their way."""
     poison: int = 0
     """Instances whose only step kills its worker, every time."""
+    sleepers: int = 0
+    """Instances that still sleep when the run is over."""
     body_ms: float = 800.0
     """Longest time of a step's body."""
     nap_s: tuple[float, float] = (0.2, 3.0)
@@ -60,6 +64,12 @@ class Workload:
     """Part of the calls whose first try is given up after up to 30 milliseconds."""
     hooks: int = 0
     """Hooks that arrive over the same time, half of them to be executed later."""
+    hopeless: float = 0.01
+    """Part of the hooks that fail as often as they may be executed."""
+    batch: int = 50
+    """Hooks that are triggered at once."""
+    ahead: float = 20.0
+    """Seconds over which those hooks are spread that are to be executed later."""
     rivals: int = 0
     """Other clients that create each order at the same time, with request ids of their own."""
     attempts: int = ATTEMPTS
@@ -117,7 +127,8 @@ def orders(workload: Workload, seed: int) -> list[Order]:
     others = [_order(workload, rng, number) for number in range(round(workload.instances * workload.elsewhere))]
     drawn += [replace(order, namespace=ELSEWHERE) for order in others]
     poison = [_poison(workload, rng, number) for number in range(workload.poison)]
-    return sorted([*drawn, *poison], key=lambda order: order.arrive)
+    sleepers = [_sleeper(workload, rng, number) for number in range(workload.sleepers)]
+    return sorted([*drawn, *poison, *sleepers], key=lambda order: order.arrive)
 
 
 def _order(workload: Workload, rng: random.Random, number: int) -> Order:
@@ -155,11 +166,12 @@ def _poison(workload: Workload, rng: random.Random, number: int) -> Order:
     return Order(f"poison-{number}", POISON, arrive, 0, 0, 0, False, 0, False, "", 0, attempts=POISON_ATTEMPTS)
 
 
+def _sleeper(workload: Workload, rng: random.Random, number: int) -> Order:
+    arrive = rng.uniform(0, workload.seconds)
+    return Order(f"sleeper-{number}", SLEEPER, arrive, 0, 0, rng.uniform(0, 2), False, 1200.0, False, "", 0)
+
+
 HOOK_ATTEMPTS = 20
-BATCH = 50
-"""Hooks that are triggered at once."""
-AHEAD = 20.0
-"""Seconds over which those hooks are spread that are to be executed later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,16 +190,17 @@ def hooks(workload: Workload, seed: int) -> list[list[HookOrder]]:
     """The hooks of a run, in the batches in which they are triggered."""
     rng = random.Random(f"hooks/{seed}")
     batches = []
-    for first in range(0, workload.hooks, BATCH):
+    for first in range(0, workload.hooks, workload.batch):
         arrive = rng.uniform(0, workload.seconds)
-        numbers = range(first, min(first + BATCH, workload.hooks))
-        batches.append([_hook(rng, number, arrive) for number in numbers])
+        numbers = range(first, min(first + workload.batch, workload.hooks))
+        batches.append([_hook(workload, rng, number, arrive) for number in numbers])
     return sorted(batches, key=lambda batch: batch[0].arrive)
 
 
-def _hook(rng: random.Random, number: int, arrive: float) -> HookOrder:
-    after = rng.uniform(0, AHEAD) if number % 2 else None
-    return HookOrder(f"hook-{number}", arrive, after, rng.choice((0,) * 9 + (2,)))
+def _hook(workload: Workload, rng: random.Random, number: int, arrive: float) -> HookOrder:
+    after = rng.uniform(0, workload.ahead) if number % 2 else None
+    failures = HOOK_ATTEMPTS if rng.random() < workload.hopeless else rng.choice((0,) * 9 + (2,))
+    return HookOrder(f"hook-{number}", arrive, after, failures)
 
 
 def programs(order: Order) -> list[Program]:
@@ -196,6 +209,8 @@ def programs(order: Order) -> list[Program]:
         return [Program(order.key, ["errored"], {"die": POISON_ATTEMPTS})]
     if order.workflow == RACE:
         return [Program(order.key, ["complete"], {"approval": None, "tail": None})]
+    if order.workflow == SLEEPER:
+        return [Program(order.key, [], {"approval": None, "rest": None})]
     child = parcel(f"{order.id}-parcel", order.namespace)
     bodies = ("reserve", "charge", "spawn", "ship")
     return [
@@ -233,7 +248,7 @@ def operations(workload: Workload, drawn: list[Order]) -> dict[str, int]:
     events = (workload.shots if order.aimed else 1 for order in drawn if order.workflow != POISON)
     planned["event"] = sum(events) + sum(order.late for order in drawn)
     if workload.hooks:
-        planned["trigger"] = -(-workload.hooks // BATCH)
+        planned["trigger"] = -(-workload.hooks // workload.batch)
     for order in drawn:
         if order.lifecycle:
             planned[order.lifecycle] = planned.get(order.lifecycle, 0) + 1

@@ -36,7 +36,7 @@ from stepwell.v1 import workers_pb2 as pb
 from tests.chaos.records import Effect, GivenUp, Handling, Recorder, key_of, now_ns
 from tests.chaos.site.processes import count_tasks_when_asked
 from tests.chaos.workload import zombies
-from tests.chaos.workload.model import ATTEMPTS, CHILD, ELSEWHERE, ORDER, POISON, RACE
+from tests.chaos.workload.model import ATTEMPTS, CHILD, ELSEWHERE, ORDER, POISON, RACE, SLEEPER
 
 CACHE = 20
 """Suspended runs that stay in memory: those of a few seconds, so that some are forgotten in every run."""
@@ -183,6 +183,16 @@ class RaceFlow(WorkflowEntrypoint[Any, Any]):
         return {}
 
 
+class SleeperFlow(WorkflowEntrypoint[Any, Any]):
+    """A sleep that outlasts the run."""
+
+    name = SLEEPER
+
+    async def run(self, event: WorkflowEvent[Any], step: WorkflowStep) -> Any:
+        await Steps(self, event, step).approval()
+        await step.sleep("rest", "300 d")
+
+
 class PoisonFlow(WorkflowEntrypoint[Any, Any]):
     """A step that no worker survives."""
 
@@ -248,7 +258,7 @@ async def work(config: dict[str, Any]) -> None:
     note_what_is_let_go()
     if config["zombie"]:
         zombies.know_no_better()
-    app = App(workflows=[OrderFlow, ParcelFlow, RaceFlow, PoisonFlow], hooks=[note])
+    app = App(workflows=[OrderFlow, ParcelFlow, RaceFlow, SleeperFlow, PoisonFlow], hooks=[note])
     async with Client(config["address"]) as home, Client(config["address"], namespace=ELSEWHERE) as elsewhere:
         limits: dict[str, Any] = {"max_tasks": config["slots"], "cache": CACHE, "grace": config["grace"] * 1000}
         workers = [Worker(client, app, worker_id=config["name"], **limits) for client in (home, elsewhere)]
