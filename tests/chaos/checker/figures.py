@@ -54,16 +54,16 @@ def _of_hooks(view: View) -> dict[str, Any]:
 
 def zombie_reports(view: View) -> int:
     """Bodies that ended when another lease of their instance had begun: what they reported was late."""
-    began = [(one.start.key, one.start.fence or 0, one.start.mono_ns) for one in view.executions]
-    newest: dict[str, list[tuple[int, int]]] = {}
-    for key, fence, at in began:
-        newest.setdefault(key, []).append((fence, at))
-    late = 0
-    for one in view.executions:
-        if one.end is not None and one.start.fence is not None:
-            end, fence = one.end.mono_ns, one.start.fence
-            late += any(other > fence and at < end for other, at in newest[one.start.key])
-    return late
+    return sum(is_late(view, one) for one in view.executions)
+
+
+def is_late(view: View, execution: Execution) -> bool:
+    """Whether a body ended when another lease of its instance had begun."""
+    start, end = execution.start, execution.end
+    if end is None or start.fence is None:
+        return False
+    others = (one.start for executions in view.stories[start.key].executions.values() for one in executions)
+    return any((one.fence or 0) > start.fence and one.mono_ns < end.mono_ns for one in others)
 
 
 def taken_over(view: View) -> list[tuple[int, int]]:

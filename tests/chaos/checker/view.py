@@ -193,6 +193,8 @@ class View:
         self.scans = history.of(Scan)
         self.seen = sorted(history.of(Seen), key=lambda seen: seen.mono_ns)
         self.has_snapshot = any(row.source == "sql" for row in history.of(InstanceRow))
+        self.keys: dict[int, str] = {}
+        """Of instances, by the number of their rows."""
         self.stories: dict[str, Story] = {}
         self._tell()
 
@@ -308,14 +310,13 @@ class View:
         self._tell_snapshot()
 
     def _tell_changes(self) -> None:
-        keys: dict[int, str] = {}
         for change in self.changes:
             if change.table == "workflow_instances":
                 row = change.row
-                keys[row["id"]] = key_of(row["namespace"], row["workflow"], row["instance_id"])
+                self.keys[row["id"]] = key_of(row["namespace"], row["workflow"], row["instance_id"])
         for change in self.changes:
             row = change.row
-            key = keys.get(row["id"] if "id" in row else row["task_id"])
+            key = self.keys.get(row["id"] if "id" in row else row["task_id"])
             if key is None:
                 continue
             story = self.story(key)

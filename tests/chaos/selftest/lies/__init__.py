@@ -1,6 +1,6 @@
-"""All lies, each with the invariant that it breaks."""
+"""All lies. A primitive adds a module of its own."""
 
 from tests.chaos.selftest.lies import answers, hooks, runs, waits
-from tests.chaos.selftest.lies.forger import LIES, Forger, Lie
+from tests.chaos.selftest.lies.forger import Lie
 
-__all__ = ["LIES", "Forger", "Lie", "answers", "hooks", "runs", "waits"]
+LIES = [one for module in (answers, runs, waits, hooks) for one in vars(module).values() if isinstance(one, Lie)]

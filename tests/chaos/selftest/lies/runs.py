@@ -5,63 +5,73 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
-from tests.chaos.checker.view import EXHAUSTED
+from tests.chaos.checker.view import EXHAUSTED, is_stopped
 from tests.chaos.records import Call, Change, Effect, InstanceRow, StepRow, TaskRow
-from tests.chaos.selftest.lies.forger import EXISTS, Forger, breaks
-from tests.chaos.selftest.simulation import LEASE, LIMIT
+from tests.chaos.selftest.lies.forger import AFTER_ALL_NS, EXISTS, Forger, breaks
 
 
-@breaks("W1")
+@breaks("W1", "A7")
 def an_instance_is_lost(forger: Forger) -> None:
-    key = forger.any(Call, op="create", phase="ok").key
-    forger.drop(*forger.all(InstanceRow, key=key))
+    forger.drop(*forger.all(InstanceRow, key=_created(forger)))
 
 
 @breaks("W1")
 def an_instance_is_not_found(forger: Forger) -> None:
-    about = {"call": "lie", "op": "get", "key": forger.any(Call, op="create", phase="ok").key, "process": "client"}
+    about = {"call": "lie", "op": "get", "key": _created(forger), "process": "client"}
     forger.add(
-        Call(**about, phase="invoke", mono_ns=10**19),
-        Call(**about, phase="fail", mono_ns=10**19, code="NOT_FOUND", reason="INSTANCE_NOT_FOUND"),
+        Call(**about, phase="invoke", mono_ns=AFTER_ALL_NS),
+        Call(**about, phase="fail", mono_ns=AFTER_ALL_NS, code="NOT_FOUND", reason="INSTANCE_NOT_FOUND"),
     )
 
 
-@breaks("W1")
+@breaks("W1", "W2")
 def an_instance_comes_from_nowhere(forger: Forger) -> None:
-    for one in forger.all(InstanceRow, key=forger.any(InstanceRow).key):
+    for one in forger.all(InstanceRow, key=_complete(forger)):
         forger.add(replace(one, key="default/order/nobody"))
 
 
 @breaks("W1")
 def an_instance_has_the_params_of_another(forger: Forger) -> None:
-    key = forger.any(Call, op="create", phase="ok").key
-    forger.alter_rows(InstanceRow, {"key": key}, params='{"name": "another"}')
+    forger.alter_rows(InstanceRow, {"key": _created(forger)}, params='{"name": "another"}')
 
 
-@breaks("W1")
+@breaks("W1", "A6", "W3")
 def a_termination_is_lost(forger: Forger) -> None:
     forger.alter(forger.any(Change, table="workflow_instances", status="terminated"), status="waiting")
 
 
-@breaks("W1")
+@breaks("W1", "A3", "W11")
 def a_restart_is_lost(forger: Forger) -> None:
     key = forger.any(Call, op="restart", phase="ok").key
     forger.alter_rows(InstanceRow, {"key": key}, run_number=0)
 
 
-@breaks("W1")
+@breaks("W1", "T2")
 def a_pause_is_lost(forger: Forger) -> None:
-    for parked in forger.all(Change, table="tasks", status="parked"):
-        forger.alter(parked, status="pending")
+    key = forger.one_of(_paused_at_once(forger)).key
+    for stopped in forger.all(Change, table="tasks"):
+        if forger.key_of(stopped) == key and is_stopped(stopped.row):
+            status = "pending" if stopped.row["status"] == "parked" else stopped.row["status"]
+            forger.alter(stopped, status=status, stop="none")
 
 
-@breaks("W2")
+def _created(forger: Forger) -> str:
+    return forger.any(Call, op="create", phase="ok").key
+
+
+def _paused_at_once(forger: Forger) -> list[Call]:
+    """Answers to pauses that nobody had to wait for."""
+    pauses = forger.all(Call, op="pause", phase="ok")
+    return [one for one in pauses if one.value["status"] == "paused"]
+
+
+@breaks("W2", "A1")
 def a_rival_is_acknowledged(forger: Forger) -> None:
     refused = forger.any(Call, op="create", phase="fail")
     forger.alter(refused, phase="ok", code="", reason="")
 
 
-@breaks("W2")
+@breaks("W2", "A1", "A5")
 def a_creator_is_told_of_another_instance(forger: Forger) -> None:
     told = forger.any(Call, op="create", phase="ok")
     forger.alter(told, value=told.value | {"created_at": 1})
@@ -69,15 +79,16 @@ def a_creator_is_told_of_another_instance(forger: Forger) -> None:
 
 @breaks("W2")
 def nobody_is_told_that_it_created_an_instance(forger: Forger) -> None:
-    key = forger.any(Call, op="create", phase="ok").key
-    for told in [*forger.all(Call, key=key, op="create", phase="ok"), *forger.all(Call, key=key, phase="info")]:
-        forger.alter(told, **EXISTS)
+    for told in forger.all(Call, key=_created(forger), op="create"):
+        if told.phase in ("ok", "info"):
+            forger.alter(told, **EXISTS)
 
 
-@breaks("W2")
+@breaks("W2", "A3", "W11")
 def a_restart_counts_twice(forger: Forger) -> None:
-    key = forger.any(Call, op="restart", phase="ok").key
-    forger.alter_rows(InstanceRow, {"key": key}, run_number=2)
+    restarted = forger.any(Call, op="restart", phase="ok")
+    asked = {one.request_id for one in forger.all(Call, op="restart", key=restarted.key)}
+    forger.alter_rows(InstanceRow, {"key": restarted.key}, run_number=len(asked) + 1)
 
 
 @breaks("W3")
@@ -85,8 +96,8 @@ def an_ended_instance_runs_on(forger: Forger) -> None:
     forger.after(forger.any(Change, table="workflow_instances", status="complete"), status="running")
 
 
-@breaks("W3")
-def a_sleeper_completes(forger: Forger) -> None:
+@breaks("W3", "W5")
+def a_terminated_instance_completes(forger: Forger) -> None:
     forger.after(forger.any(Change, table="workflow_instances", status="terminated"), status="complete")
 
 
@@ -101,7 +112,7 @@ def a_run_is_left_out(forger: Forger) -> None:
 
 @breaks("W4")
 def a_result_changes(forger: Forger) -> None:
-    forger.after(forger.any(Change, table="workflow_steps", status="completed", type="do"), result='"other"')
+    forger.after(forger.of_last_run(status="completed", type="do"), result='"other"')
 
 
 @breaks("W4")
@@ -118,22 +129,27 @@ def a_result_is_stored_as_a_failure(forger: Forger) -> None:
 
 @breaks("W5")
 def a_zombie_is_believed(forger: Forger) -> None:
-    for key, step, value in forger.zombies():
-        for done in forger.all(Change, table="workflow_steps", status="completed", name=step):
-            if forger.key_of(done) == key:
-                forger.alter(done, result=value)
-        forger.alter_rows(StepRow, {"key": key, "name": step}, result=value)
-        outputs = {one.key: one.output for one in forger.all(InstanceRow, key=key)}
-        output = json.dumps(json.loads(outputs[key] or "{}") | {step: json.loads(value)})
-        forger.alter_rows(InstanceRow, {"key": key}, output=output)
+    late, done = forger.one_of(
+        (late, done)
+        for late in forger.zombies()
+        for done in forger.all(Change, table="workflow_steps", status="completed", name=late.step, run_number=late.run)
+        if forger.key_of(done) == late.key and json.loads(done.row["result"]) != json.loads(late.value or "")
+    )
+    forger.alter(done, result=late.value)
+    forger.alter_rows(StepRow, {"key": late.key, "run": late.run, "name": late.step}, result=late.value)
+    for row in forger.all(InstanceRow, key=late.key, run_number=late.run, status="complete"):
+        output = json.loads(row.output or "{}") | {late.step: json.loads(late.value or "")}
+        forger.alter(row, output=json.dumps(output))
 
 
 @breaks("W5")
 def a_fence_goes_back(forger: Forger) -> None:
-    claim = forger.rng.choice(
-        [one for one in forger.all(Change, table="tasks", status="pending") if one.row["fence"] > 1]
+    _, given_back = forger.one_of(
+        (before, after)
+        for before, after in forger.versions("tasks")
+        if before.row["fence"] == after.row["fence"] > 1 and after.row["status"] == "pending"
     )
-    forger.after(claim, fence=claim.row["fence"] - 1)
+    forger.alter(given_back, fence=given_back.row["fence"] - 1)
 
 
 @breaks("W5")
@@ -144,11 +160,11 @@ def a_restart_begins_with_old_fences(forger: Forger) -> None:
         forger.alter(change, fence=old)
 
 
-@breaks("W5")
+@breaks("W5", "W7")
 def a_fence_is_used_twice(forger: Forger) -> None:
-    one, other = forger.rng.sample(forger.all(Change, table="tasks", status="processing", acked=False), 2)
-    while other.row["id"] == one.row["id"]:
-        other = forger.any(Change, table="tasks", status="processing")
+    one = forger.any(Change, table="tasks", status="processing", acked=False)
+    every = forger.all(Change, table="tasks", status="processing")
+    other = forger.one_of(change for change in every if change.row["id"] != one.row["id"])
     forger.alter(one, fence=other.row["fence"])
 
 
@@ -175,93 +191,130 @@ def a_run_ends_that_nobody_holds(forger: Forger) -> None:
 @breaks("W5")
 def a_lease_has_no_end(forger: Forger) -> None:
     held = forger.any(Change, table="tasks", status="processing", change="update")
-    forger.alter(held, locked_until=held.at_us + 2 * LEASE)
+    forger.alter(held, locked_until=held.at_us + 2 * forger.plan.lease_us)
 
 
 @breaks("W5")
 def a_lease_is_taken_too_early(forger: Forger) -> None:
-    taken = forger.any(Change, table="tasks", status="pending", reason="takeover")
-    held = [one for one in forger.all(Change, table="tasks", id=taken.row["id"]) if one.seq < taken.seq]
-    last = max(held, key=lambda one: one.seq)
-    alive = {"id": 10**6, "fence": 10**6, "locked_until": taken.at_us + 2 * LEASE}
-    forger.add(replace(last, seq=10**6, at_us=taken.at_us + LEASE, row=last.row | alive))
-    forger.alter(last, locked_until=taken.at_us + LEASE)
+    lease_us = forger.plan.lease_us
+    last, taken = forger.one_of(
+        (before, after)
+        for before, after in forger.versions("tasks")
+        if before.row["status"] == "processing"
+        and after.row["status"] == "pending"
+        and after.row["reason"] == "takeover" != before.row["reason"]
+        and (before.row["id"], before.row["fence"]) not in forger.truth.given_up
+    )
+    alive = {"id": 10**6, "fence": 10**6, "locked_until": taken.at_us + 2 * lease_us}
+    forger.add(replace(last, seq=10**6, at_us=taken.at_us + lease_us, row=last.row | alive))
+    forger.alter(last, locked_until=taken.at_us + lease_us)
 
 
 @breaks("W5")
 def a_lease_changes_hands(forger: Forger) -> None:
-    held = forger.any(Change, table="tasks", status="processing", change="update")
-    forger.after(held, session_id="thief")
-    forger.drop(*[one for one in forger.all(Change, table="tasks", id=held.row["id"]) if one.seq > held.seq][:-1])
+    _, held = forger.one_of(
+        (before, after)
+        for before, after in forger.versions("tasks", status="processing")
+        if before.row["fence"] == after.row["fence"]
+    )
+    forger.alter(held, session_id="thief")
 
 
 @breaks("W6")
 def a_body_runs_too_often(forger: Forger) -> None:
-    start = forger.any(Effect, phase="start", step="first")
-    forger.add(*(replace(start, execution=f"lie-{number}") for number in range(LIMIT)))
+    step = forger.any(StepRow, source="sql", type="do", status="completed")
+    start = forger.any(Effect, phase="start", key=step.key, run=step.run, step=step.name)
+    forger.add(*(replace(start, execution=f"lie-{number}") for number in range(step.max_attempts or 0)))
 
 
 @breaks("W6")
 def an_execution_is_not_counted(forger: Forger) -> None:
     done = forger.any(StepRow, source="sql", type="do", status="completed")
-    forger.alter_rows(StepRow, {"key": done.key, "run": done.run, "name": done.name}, attempts=0)
+    _count(forger, done, 0)
 
 
 @breaks("W6")
 def an_execution_is_counted_that_never_was(forger: Forger) -> None:
-    done = forger.any(StepRow, source="sql", type="do", status="completed", name="spawn")
-    forger.alter_rows(StepRow, {"key": done.key, "run": done.run, "name": done.name}, attempts=2)
+    lost = {forger.key_of(one) for one in forger.all(Change, table="tasks", reason="takeover")}
+    every = forger.all(StepRow, source="sql", type="do", status="completed")
+    done = forger.one_of(one for one in every if one.key not in lost)
+    _count(forger, done, done.attempts + 1)
 
 
 @breaks("W6")
 def an_execution_is_counted_twice(forger: Forger) -> None:
-    lost = forger.any(Change, table="tasks", status="pending", reason="takeover")
-    key, run = forger.key_of(lost), lost.row["run_number"]
-    first = forger.any(StepRow, source="sql", key=key, run=run, name="first")
-    begun = forger.all(Effect, key=key, run=run, step="first", phase="start")
-    more = {"attempts": first.attempts + 1 + (len(begun) < first.attempts)}
-    forger.alter_rows(StepRow, {"key": key, "run": run, "name": "first"}, **more)
+    """One that had begun when its worker was lost, and nothing else of its run was lost."""
+    key, run, name = forger.one_of(_lost_once_begun(forger))
+    done = forger.any(StepRow, source="sql", key=key, run=run, name=name, status="completed")
+    _count(forger, done, len(forger.all(Effect, key=key, run=run, step=name, phase="start")) + 1)
+
+
+def _lost_once_begun(forger: Forger) -> list[tuple[str, int, str]]:
+    lost = [
+        (before, after)
+        for before, after in forger.versions("tasks")
+        if before.row["status"] == "processing" != after.row["status"] and after.row["reason"] == "takeover"
+    ]
+    found = []
+    for before, after in lost:
+        key, run = forger.key_of(after), after.row["run_number"]
+        for name, attempt, *_ in json.loads(after.row["open_steps"] or "[]"):
+            like = {"key": key, "run": run, "step": name, "attempt": attempt, "fence": before.row["fence"]}
+            if forger.all(Effect, phase="start", **like):
+                found.append((key, run, name))
+    return [place for place in found if sum(forger.key_of(after) == place[0] for _, after in lost) == 1]
+
+
+def _count(forger: Forger, step: StepRow, attempts: int) -> None:
+    forger.alter_rows(StepRow, {"key": step.key, "run": step.run, "name": step.name}, attempts=attempts)
 
 
 @breaks("W6")
 def a_step_is_given_up_too_soon(forger: Forger) -> None:
-    forger.alter_rows(StepRow, {"error_name": EXHAUSTED}, attempts=LIMIT - 1)
+    exhausted = forger.any(StepRow, error_name=EXHAUSTED)
+    _count(forger, exhausted, exhausted.attempts - 1)
 
 
-@breaks("W7")
+@breaks("W7", "W6")
 def what_is_done_is_done_again(forger: Forger) -> None:
-    done = forger.any(Change, table="workflow_steps", status="completed", name="flaky")
-    key = forger.key_of(done)
-    later = forger.all(Change, table="tasks", id=done.row["task_id"], status="processing")
-    fence = max(one.row["fence"] for one in later)
-    start = forger.any(Effect, phase="start", key=key, step="flaky", run=done.row["run_number"])
-    forger.add(replace(start, execution="lie", fence=fence))
+    claims = forger.truth.claims
+    done, later = forger.one_of(
+        (done, claim)
+        for done in forger.all(Change, table="workflow_steps", status="completed", type="do")
+        for claim in claims
+        if claim.row["id"] == done.row["task_id"]
+        and claim.row["run_number"] == done.row["run_number"]
+        and claim.seq > done.seq
+    )
+    like = {"key": forger.key_of(done), "step": done.row["name"], "run": done.row["run_number"]}
+    forger.add(replace(forger.any(Effect, phase="start", **like), execution="lie", fence=later.row["fence"]))
 
 
-@breaks("W7")
+@breaks("W7", "W6")
 def what_came_before_is_done_again(forger: Forger) -> None:
     start = forger.any(Effect, phase="start", step="spawn")
-    forger.add(replace(start, execution="lie", step="first", mono_ns=start.mono_ns + 1))
+    forger.add(replace(start, execution="lie", step="reserve", mono_ns=start.mono_ns + 1))
 
 
 @breaks("W7")
 def a_body_begins_before_what_came_before_it_is_stored(forger: Forger) -> None:
-    start = forger.any(Effect, phase="start", step="flaky", attempt=1)
-    stored = forger.all(Change, table="workflow_steps", status="completed", name="first", run_number=start.run)
-    first = next(one for one in stored if forger.key_of(one) == start.key)
-    forger.alter(start, mono_ns=first.at_us * 1000 - 3_000_000)
+    start = forger.any(Effect, phase="start", step="charge", attempt=1)
+    stored = forger.all(Change, table="workflow_steps", status="completed", name="reserve", run_number=start.run)
+    first = forger.one_of(one for one in stored if forger.key_of(one) == start.key)
+    forger.alter(start, mono_ns=forger.mono_ns(first.at_us - 3 * forger.truth.clock_slack_us))
 
 
 @breaks("W8")
 def a_result_is_of_another_run(forger: Forger) -> None:
-    second = forger.any(Change, table="workflow_steps", run_number=1, name="first", status="completed")
-    first = next(one for one in forger.all(Effect, key=forger.key_of(second), run=0, phase="end", step="first"))
+    second = forger.any(Change, table="workflow_steps", run_number=1, name="reserve", status="completed")
+    first = forger.any(Effect, key=forger.key_of(second), run=0, phase="end", step="reserve")
     forger.alter(second, result=first.value)
 
 
 @breaks("W8")
 def an_old_run_is_written_to(forger: Forger) -> None:
-    forger.after(forger.any(Change, table="workflow_steps", run_number=0, name="first", task_id=_restarted(forger)))
+    old = forger.any(Change, table="workflow_steps", run_number=0, name="reserve", task_id=_restarted(forger))
+    forger.after(old)
 
 
 @breaks("W8")
@@ -278,43 +331,53 @@ def _restarted(forger: Forger) -> int:
     return int(forger.any(Change, table="workflow_instances", run_number=1).row["id"])
 
 
-@breaks("W8")
+@breaks("W8", "W5")
 def a_paused_instance_is_claimed(forger: Forger) -> None:
-    parked = forger.any(Change, table="tasks", status="parked")
-    later = [one for one in forger.all(Change, table="tasks", id=parked.row["id"]) if one.seq > parked.seq]
-    forger.alter(min(later, key=lambda one: one.seq), status="processing")
+    _, resumed = forger.one_of(
+        (before, after)
+        for before, after in forger.versions("tasks")
+        if before.row["status"] == "parked" and after.change == "update" and after.row["status"] == "pending"
+    )
+    forger.alter(resumed, status="processing")
 
 
-@breaks("W8")
+@breaks("W8", "R2")
 def a_pause_does_nothing(forger: Forger) -> None:
     pause = forger.any(Call, op="pause", phase="ok")
     forger.alter(pause, value=pause.value | {"status": "waiting"})
 
 
-@breaks("W8")
+@breaks("W8", "W6", "W7")
 def a_body_begins_in_a_pause(forger: Forger) -> None:
-    pauses = forger.all(Call, op="pause", phase="ok")
-    pause = forger.rng.choice([one for one in pauses if one.value["status"] == "paused"])
-    start = forger.any(Effect, phase="start", key=pause.key, step="spawn")
+    pause = forger.one_of(_paused_at_once(forger))
+    start = forger.first(one for one in forger.all(Effect, phase="start", key=pause.key) if one.mono_ns > pause.mono_ns)
     forger.add(replace(start, execution="lie", mono_ns=pause.mono_ns + 1))
 
 
-@breaks("W8")
+@breaks("W8", "W1")
 def a_pause_dies_with_its_holder(forger: Forger) -> None:
-    forger.alter(forger.any(Change, table="tasks", status="parked", reason="takeover"), status="pending")
+    """Nobody has asked for its end by then."""
+    resumed = {one.key: one.mono_ns for one in reversed(forger.all(Call, op="resume", phase="invoke"))}
+    _, parked = forger.one_of(
+        (before, after)
+        for before, after in forger.versions("tasks")
+        if is_stopped(before.row)
+        and (after.row["status"], after.row["reason"]) == ("parked", "takeover")
+        and forger.mono_ns(after.at_us + forger.truth.clock_slack_us) < resumed.get(forger.key_of(after), AFTER_ALL_NS)
+    )
+    forger.alter(parked, status="pending")
 
 
 @breaks("W8")
 def a_pause_ends_that_nobody_ends(forger: Forger) -> None:
     pauses = forger.all(Call, op="pause", phase="ok")
-    pause = forger.rng.choice([one for one in pauses if one.value["status"] == "waiting_for_pause"])
+    pause = forger.one_of(one for one in pauses if one.value["status"] == "waiting_for_pause")
     forger.drop(*forger.all(Call, op="resume", key=pause.key))
 
 
 @breaks("W9")
 def an_instance_is_stuck(forger: Forger) -> None:
-    key = forger.any(InstanceRow, status="complete").key
-    forger.alter_rows(InstanceRow, {"key": key}, status="waiting")
+    forger.alter_rows(InstanceRow, {"key": _complete(forger)}, status="waiting")
 
 
 @breaks("W9")
@@ -323,22 +386,24 @@ def an_instance_waits_for_nothing(forger: Forger) -> None:
     forger.alter(task, row=task.row | {"run_at": task.now_us - 1})
 
 
+def _complete(forger: Forger) -> str:
+    return forger.any(InstanceRow, status="complete").key
+
+
 @breaks("W10")
 def a_child_is_lost(forger: Forger) -> None:
-    child = forger.rng.choice([one.key for one in forger.all(InstanceRow) if "/parcel/" in one.key])
+    child = forger.one_of(one.key for one in forger.all(InstanceRow) if one.key.endswith("-parcel"))
     forger.drop(*forger.all(InstanceRow, key=child))
 
 
 @breaks("W11")
 def an_output_is_not_what_the_steps_returned(forger: Forger) -> None:
-    key = forger.any(InstanceRow, status="complete").key
-    forger.alter_rows(InstanceRow, {"key": key}, output="{}")
+    forger.alter_rows(InstanceRow, {"key": _complete(forger)}, output="{}")
 
 
-@breaks("W11")
+@breaks("W11", "A3")
 def an_instance_ends_otherwise(forger: Forger) -> None:
-    key = forger.any(InstanceRow, status="complete").key
-    forger.alter_rows(InstanceRow, {"key": key}, status="errored")
+    forger.alter_rows(InstanceRow, {"key": _complete(forger)}, status="errored")
 
 
 @breaks("W11")

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.chaos.records import NOBODY, Call, Change, Effect, EventRow, Fault, InstanceRow, Plan, StepRow, TaskRow
+from tests.chaos.records import Call, Change, Effect, EventRow, Fault, InstanceRow, Plan, StepRow, TaskRow
 from tests.chaos.selftest.lies.forger import Forger, breaks
-from tests.chaos.selftest.simulation import LEASE
 
 
-@breaks("T1")
+@breaks("T1", "R3")
 def a_sleep_ends_early(forger: Forger) -> None:
     woken = forger.any(Change, table="workflow_steps", type="sleep", status="completed")
     forger.alter(woken, updated_at=woken.row["wake_at"] - 1)
@@ -40,16 +39,20 @@ def _never_waits(forger: Forger, over: Change) -> None:
 
 @breaks("T1")
 def a_body_is_executed_before_its_retry(forger: Forger) -> None:
-    failed = forger.any(Change, table="workflow_steps", name="flaky", status="waiting")
-    like = {"key": forger.key_of(failed), "run": failed.row["run_number"], "step": "flaky", "attempt": 2}
+    failed = forger.any(Change, table="workflow_steps", name="charge", status="waiting")
+    like = {"key": forger.key_of(failed), "run": failed.row["run_number"], "step": "charge"}
+    like["attempt"] = failed.row["attempts"] + 1
     again = forger.any(Effect, phase="start", **like)
-    forger.alter(again, mono_ns=failed.row["next_retry_at"] * 1000 - 3_000_000)
+    forger.alter(again, mono_ns=forger.mono_ns(failed.row["next_retry_at"] - 3 * forger.truth.clock_slack_us))
 
 
-@breaks("T1")
+@breaks("T1", "R3")
 def a_retry_comes_early(forger: Forger) -> None:
-    failed = forger.any(Change, table="workflow_steps", name="flaky", status="waiting")
-    again = forger.any(Change, table="workflow_steps", name="flaky", status="pending", task_id=failed.row["task_id"])
+    failed, again = forger.one_of(
+        (before, after)
+        for before, after in forger.versions("workflow_steps", name="charge")
+        if (before.row["status"], after.row["status"]) == ("waiting", "pending")
+    )
     forger.alter(again, updated_at=failed.row["next_retry_at"] - 1)
 
 
@@ -59,56 +62,53 @@ def a_sleep_is_computed_anew(forger: Forger) -> None:
     forger.alter(woken, wake_at=woken.row["wake_at"] + 1)
 
 
-@breaks("T2")
+@breaks("T2", "R3")
 def a_sleep_ends_late(forger: Forger) -> None:
-    _nothing_is_broken(forger)
-    woken = _woken(forger)
-    forger.alter(woken, updated_at=woken.row["wake_at"] + 2 * LEASE)
+    forger.nothing_is_broken()
+    _ends_late(forger, _woken(forger))
 
 
-@breaks("T2")
+@breaks("T2", "R3")
 def a_sleep_ends_later_than_any_fault_excuses(forger: Forger) -> None:
     forger.alter(forger.any(Plan), excuse=False)
-    woken = _woken(forger)
-    forger.alter(woken, updated_at=woken.row["wake_at"] + 30 * LEASE)
+    _ends_late(forger, _woken(forger))
 
 
-@breaks("T2")
+@breaks("T2", "R3")
 def a_sleep_ends_long_after_what_excuses_it(forger: Forger) -> None:
     forger.alter(forger.any(Plan), excuse=True)
-    _nothing_is_broken(forger)
+    forger.nothing_is_broken()
     woken = _woken(forger)
     due = woken.row["wake_at"]
-    forger.add(Fault("F05", "server-1", "begin", due * 1000, due))
-    forger.alter(woken, updated_at=due + 30 * LEASE)
+    forger.add(Fault("F05", "server-1", "begin", forger.mono_ns(due), due))
+    _ends_late(forger, woken)
 
 
-@breaks("T2")
+@breaks("T2", "R3")
 def a_sleep_ends_long_after_its_pause(forger: Forger) -> None:
-    _nothing_is_broken(forger)
-    key = next(one.key for one in forger.all(Call, op="pause", phase="ok") if one.value["status"] == "paused")
+    forger.nothing_is_broken()
+    paused = {one.key for one in forger.all(Call, op="pause", phase="ok") if one.value["status"] == "paused"}
     every = forger.all(Change, table="workflow_steps", type="sleep", status="completed")
-    woken = next(one for one in every if forger.key_of(one) == key)
-    forger.alter(woken, updated_at=woken.row["wake_at"] + 30 * LEASE)
+    _ends_late(forger, forger.one_of(one for one in every if forger.key_of(one) in paused))
 
 
-def _nothing_is_broken(forger: Forger) -> None:
-    forger.drop(*(one for one in forger.all(Fault) if one.target != NOBODY))
+def _ends_late(forger: Forger, woken: Change) -> None:
+    forger.alter(woken, updated_at=woken.row["wake_at"] + forger.too_late_us)
 
 
 def _woken(forger: Forger) -> Change:
     """The end of a sleep that nobody paused."""
     paused = {one.row["id"] for one in forger.all(Change, table="tasks", status="parked")}
     every = forger.all(Change, table="workflow_steps", type="sleep", status="completed")
-    return forger.rng.choice([one for one in every if one.row["task_id"] not in paused])
+    return forger.one_of(one for one in every if one.row["task_id"] not in paused)
 
 
 @breaks("T2")
 def an_event_is_taken_late(forger: Forger) -> None:
-    _nothing_is_broken(forger)
+    forger.nothing_is_broken()
     paused = {one.key for one in forger.all(Call, op="pause")}
-    taken = forger.rng.choice([one for one in forger.all(EventRow) if one.delivered_at and one.key not in paused])
-    late = taken.created_at + 2 * LEASE
+    taken = forger.one_of(one for one in forger.all(EventRow) if one.delivered_at and one.key not in paused)
+    late = (taken.delivered_at or 0) + forger.too_late_us
     forger.alter_rows(EventRow, {"key": taken.key, "event_id": taken.event_id}, delivered_at=late)
 
 
@@ -118,9 +118,9 @@ def a_sleep_never_ends(forger: Forger) -> None:
     forger.alter_rows(StepRow, {"key": key, "name": "rest"}, wake_at=1)
 
 
-@breaks("T3")
+@breaks("T3", "W4")
 def a_sleep_ends_twice(forger: Forger) -> None:
-    woken = forger.any(Change, table="workflow_steps", type="sleep", status="completed")
+    woken = forger.of_last_run(status="completed", type="sleep")
     forger.after(woken, status="waiting")
     forger.after(woken)
 
@@ -128,7 +128,7 @@ def a_sleep_ends_twice(forger: Forger) -> None:
 # ---- events
 
 
-@breaks("E1")
+@breaks("E1", "E2")
 def an_event_is_lost(forger: Forger) -> None:
     event = forger.any(EventRow)
     forger.drop(*forger.all(EventRow, key=event.key, event_id=event.event_id))
@@ -166,27 +166,27 @@ def an_event_is_taken_again(forger: Forger) -> None:
     forger.after(forger.any(Change, table="workflow_events", consumed_by_step="approval"), consumed_by_step="another")
 
 
-@breaks("E2")
+@breaks("E2", "E1")
 def a_wait_takes_two_events(forger: Forger) -> None:
     event = forger.any(EventRow, consumed_by_step="approval")
     for one in forger.all(EventRow, key=event.key, event_id=event.event_id):
         forger.add(replace(one, event_id=10**6, payload='"other"'))
 
 
-@breaks("E2")
+@breaks("E2", "E1")
 def a_wait_passes_over_an_older_event(forger: Forger) -> None:
     event = forger.any(EventRow, consumed_by_step="approval")
     for one in forger.all(EventRow, key=event.key, event_id=event.event_id):
         forger.add(replace(one, event_id=1, payload='"older"', delivered_at=None, consumed_by_step=None))
 
 
-@breaks("E2")
+@breaks("E2", "W11")
 def a_wait_takes_what_nobody_sent(forger: Forger) -> None:
     key = forger.any(EventRow, consumed_by_step="approval").key
     forger.alter_rows(StepRow, {"key": key, "name": "approval"}, result='"other"')
 
 
-@breaks("E3")
+@breaks("E3", "E1")
 def an_event_counts_after_its_deadline(forger: Forger) -> None:
     event = forger.any(EventRow, consumed_by_step="approval")
     wait = forger.any(StepRow, key=event.key, name="approval", run=event.run)
@@ -194,19 +194,25 @@ def an_event_counts_after_its_deadline(forger: Forger) -> None:
     forger.alter_rows(EventRow, {"key": event.key, "event_id": event.event_id}, created_at=late)
 
 
-@breaks("E3")
+@breaks("E3", "E1")
 def a_wait_times_out_though_its_event_was_in_time(forger: Forger) -> None:
-    wait = forger.any(StepRow, name="approval", status="errored")
-    forger.alter_rows(EventRow, {"key": wait.key}, created_at=wait.wake_at)
+    wait = _timed_out(forger)
+    forger.alter_rows(EventRow, {"key": wait.key, "run": wait.run}, created_at=wait.wake_at)
 
 
-@breaks("E4")
+@breaks("E4", "E1")
 def a_wait_times_out_though_its_event_was_there_before(forger: Forger) -> None:
-    wait = forger.any(StepRow, name="approval", status="errored")
-    forger.alter_rows(EventRow, {"key": wait.key}, created_at=wait.created_at - 1)
+    wait = _timed_out(forger)
+    forger.alter_rows(EventRow, {"key": wait.key, "run": wait.run}, created_at=wait.created_at - 1)
 
 
-@breaks("E4")
+def _timed_out(forger: Forger) -> StepRow:
+    """A wait whose event came too late."""
+    waits = forger.all(StepRow, name="approval", status="errored")
+    return forger.one_of(one for one in waits if forger.all(EventRow, key=one.key, run=one.run))
+
+
+@breaks("E4", "E1")
 def a_wait_goes_on_though_its_event_is_there(forger: Forger) -> None:
     key = forger.any(TaskRow).key
     forger.alter_rows(EventRow, {"key": key}, delivered_at=None, consumed_by_step=None, created_at=1)
@@ -217,21 +223,24 @@ def a_wait_goes_on_though_its_event_is_there(forger: Forger) -> None:
 def an_event_is_stored_after_the_end(forger: Forger) -> None:
     ended = forger.any(Change, table="workflow_instances", status="terminated")
     event = forger.any(Change, table="workflow_events", change="insert")
-    row = event.row | {"task_id": ended.row["id"], "run_number": ended.row["run_number"]}
+    row = event.row | {"task_id": ended.row["id"], "run_number": ended.row["run_number"], "position": 10**6}
+    row["created_at"] = forger.last_stamp(forger.key_of(ended))
     forger.add(replace(event, seq=ended.seq + 10**6, row=row))
 
 
 @breaks("E5")
 def a_refused_event_is_there(forger: Forger) -> None:
-    refused = forger.any(Call, op="event", phase="fail")
+    lost = {one.request_id for one in forger.all(Call, op="event", phase="info")}
+    refused = forger.one_of(one for one in forger.all(Call, op="event", phase="fail") if one.request_id not in lost)
     asked = forger.any(Call, call=refused.call, phase="invoke")
+    like = forger.any(EventRow, source="sql")
+    free = {"delivered_at": None, "consumed_by_step": None, "event_id": 10**6, "type": "stop"}
     for source in ("api", "sql"):
-        like = forger.any(EventRow, source=source)
-        free = {"delivered_at": None, "consumed_by_step": None, "event_id": 10**6}
-        forger.add(replace(like, key=refused.key, payload=asked.value["payload"], **free))
+        forger.add(replace(like, source=source, key=refused.key, payload=asked.value["payload"], **free))
 
 
 @breaks("R3")
 def an_event_is_stamped_before_it_had_its_turn(forger: Forger) -> None:
     event = forger.any(Change, table="workflow_events", change="insert")
-    forger.alter(event, created_at=event.row["created_at"] - LEASE)
+    born = forger.any(Change, table="workflow_instances", change="insert", id=event.row["task_id"])
+    forger.alter(event, created_at=born.row["created_at"] - 1)
