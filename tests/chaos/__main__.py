@@ -12,8 +12,9 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos import records, report
+from tests.chaos import report
 from tests.chaos.checker import checker
+from tests.chaos.facts import records
 from tests.chaos.run import Run
 from tests.chaos.scenarios.scenario import Scenario
 from tests.chaos.scenarios.scenarios import SCENARIOS, shortened, slowed, soak

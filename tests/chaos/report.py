@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.checker.verdicts import Status, Verdict
-from tests.chaos.records import Call, Fault, History
+from tests.chaos.facts.records import Call, Fault, History
 from tests.chaos.scenarios.scenario import Scenario
 from tests.chaos.site.site import Topology
 from tests.chaos.site.vitals import Level, Vitals

@@ -12,14 +12,15 @@ from contextlib import closing
 from itertools import product
 from pathlib import Path
 
-from tests.chaos.records import Plan, Recorder, Stage, Trouble, now_ns, wall_us
+from tests.chaos.facts.records import Plan, Recorder, Stage, Trouble, now_ns, wall_us
 from tests.chaos.scenarios.scenario import Scenario, draw
 from tests.chaos.site import trail
 from tests.chaos.site.databases import Postgres, Sqlite
 from tests.chaos.site.site import SLOTS, Site, open_site
 from tests.chaos.site.vitals import Vitals
-from tests.chaos.workload import model, snapshot
-from tests.chaos.workload.model import CHILD, NAMESPACES
+from tests.chaos.workload.workflows import load as model
+from tests.chaos.workload.workflows import snapshot
+from tests.chaos.workload.workflows.load import CHILD, NAMESPACES
 
 _LEFT = """
 SELECT (SELECT count(*) FROM tasks)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import records
 from tests.chaos.checker import checker
+from tests.chaos.facts import records
 from tests.chaos.faults.database import DatabaseRestart
 from tests.chaos.faults.processes import Drain, Freeze, Kill, Partition, Storm
 from tests.chaos.run import Run
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.model import Workload
+from tests.chaos.workload.workflows.load import Workload
 
 WORKLOAD = Workload(instances=40, seconds=6.0, body_ms=400.0, nap_s=(0.1, 1.0), lifecycle=0.2, hasty=0.1)
 SEED = 7

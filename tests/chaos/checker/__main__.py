@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.chaos.checker.checker import check
-from tests.chaos.records import load
+from tests.chaos.facts.records import load
 
 if __name__ == "__main__":
     verdict = check(load(Path(sys.argv[1])))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 
 from tests.chaos.checker import figures
 from tests.chaos.checker.invariants import (
-    api,
+    answers,
     attempts,
     events,
     hooks,
@@ -20,7 +20,7 @@ from tests.chaos.checker.invariants import (
 )
 from tests.chaos.checker.verdicts import Verdict
 from tests.chaos.checker.view import View
-from tests.chaos.records import Count, History
+from tests.chaos.facts.records import Count, History
 
 CHECKS = (
     workflows.check,
@@ -30,7 +30,7 @@ CHECKS = (
     events.check,
     hooks.check,
     wakes.check,
-    api.check,
+    answers.check,
     losses.check,
     liveness.check,
 )

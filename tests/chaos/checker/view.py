@@ -10,7 +10,7 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from tests.chaos.records import (
+from tests.chaos.facts.records import (
     NOBODY,
     Call,
     Change,

@@ -11,8 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.chaos.facts.records import Trouble, now_ns
 from tests.chaos.faults.processes import Kind, victim
-from tests.chaos.records import Trouble, now_ns
 from tests.chaos.site.site import Site
 
 

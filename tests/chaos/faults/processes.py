@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
-from tests.chaos.records import NOBODY, Fault, Trouble, now_ns, wall_us
+from tests.chaos.facts.records import NOBODY, Fault, Trouble, now_ns, wall_us
 from tests.chaos.site.processes import ROOT, Running, python
 from tests.chaos.site.site import DRAIN_GRACE, Site
 

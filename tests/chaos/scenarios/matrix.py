@@ -16,10 +16,10 @@ from tests.chaos.faults.processes import (
     Starve,
     Storm,
 )
-from tests.chaos.scenarios.catalogue import KILLS, LONG_BODIES, SQLITE
+from tests.chaos.scenarios.promises import KILLS, LONG_BODIES, SQLITE
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.model import Workload
+from tests.chaos.workload.workflows.load import Workload
 
 SMALL = Workload(instances=200, seconds=30.0)
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from tests.chaos.faults.processes import Kind
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.model import Workload
+from tests.chaos.workload.workflows.load import Workload
 
 
 @dataclass(frozen=True, slots=True)

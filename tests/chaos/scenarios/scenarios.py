@@ -6,11 +6,11 @@ from dataclasses import replace
 
 from tests.chaos.faults.database import DatabaseRestart
 from tests.chaos.faults.processes import Kill
-from tests.chaos.scenarios.catalogue import CATALOGUE
 from tests.chaos.scenarios.matrix import MATRIX
+from tests.chaos.scenarios.promises import CATALOGUE
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.model import Workload
+from tests.chaos.workload.workflows.load import Workload
 
 SCANS = 10
 """Scans of both namespaces that a run must have finished."""

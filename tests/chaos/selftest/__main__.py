@@ -9,8 +9,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from tests.chaos import records
 from tests.chaos.checker.checker import check
+from tests.chaos.facts import records
 from tests.chaos.run import Run
 from tests.chaos.selftest import histories
 from tests.chaos.selftest.recordings import RECORDINGS

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.chaos.checker.view import View
-from tests.chaos.records import History, from_line, to_line
+from tests.chaos.facts.records import History, from_line, to_line
 
 FOLDER = Path(__file__).with_name("histories")
 

@@ -9,7 +9,7 @@ from tests.chaos.faults.database import DatabaseRestart
 from tests.chaos.faults.processes import Freeze, Kill, KillAll, Nothing, Respawn, Storm
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.model import Workload
+from tests.chaos.workload.workflows.load import Workload
 
 WATCHED = {"watches": 2}
 PATIENCE = {"drain_leases": 30.0, "patience": 4.0}

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.checker.checker import check
 from tests.chaos.checker.verdicts import Verdict
-from tests.chaos.records import Plan, Recorder, Stage, from_line, load, to_line
+from tests.chaos.facts.records import Plan, Recorder, Stage, from_line, load, to_line
 from tests.chaos.selftest.histories import FOLDER, recorded, view_of
 from tests.chaos.selftest.lies import LIES
 from tests.chaos.selftest.lies.forger import Forger, Lie, NoPlace

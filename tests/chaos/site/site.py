@@ -20,12 +20,12 @@ from grpc import aio
 
 from stepwell.v1.namespaces_pb2 import CreateNamespaceRequest
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
-from tests.chaos.records import Count, Recorder
+from tests.chaos.facts.records import Count, Recorder
 from tests.chaos.site import trail
 from tests.chaos.site.databases import Postgres, Sqlite, small_disk, start_postgres
 from tests.chaos.site.processes import Running, python
-from tests.chaos.workload import model
-from tests.chaos.workload.model import Workload
+from tests.chaos.workload.workflows import load as model
+from tests.chaos.workload.workflows.load import Workload
 
 LISTENING_PORTS = range(10_000, 32_000)
 """Below those that Linux takes for the near end of a connection."""
@@ -209,7 +209,7 @@ class Site:
             "address": self.address("driver"),
             "servers": {name: f"127.0.0.1:{self.links[f'driver/{name}']}" for name in self.server_names},
         }
-        self._add("driver", lambda: python("workload.driver", config))
+        self._add("driver", lambda: python("workload.workflows.client", config))
         return self.processes["driver"]
 
     async def open(self) -> None:

@@ -33,10 +33,10 @@ from stepwell import (
 from stepwell.errors import StepFailed
 from stepwell.holdings import Holdings
 from stepwell.v1 import workers_pb2 as pb
-from tests.chaos.records import Effect, GivenUp, Handling, Recorder, key_of, now_ns
+from tests.chaos.facts.records import Effect, GivenUp, Handling, Recorder, key_of, now_ns
 from tests.chaos.site.processes import count_tasks_when_asked
 from tests.chaos.workload import zombies
-from tests.chaos.workload.model import ATTEMPTS, CHILD, ELSEWHERE, ORDER, POISON, RACE, SLEEPER
+from tests.chaos.workload.workflows.load import ATTEMPTS, CHILD, ELSEWHERE, ORDER, POISON, RACE, SLEEPER
 
 CACHE = 20
 """Suspended runs that stay in memory: those of a few seconds, so that some are forgotten in every run."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import View
-from tests.chaos.records import Change, Handling, HookRow
+from tests.chaos.facts.records import Change, Handling, HookRow
 
 
 @dataclass(slots=True)

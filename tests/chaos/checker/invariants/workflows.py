@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import ENDED, FINAL, FOREVER, Invocation, Story, View, is_stopped, loads
-from tests.chaos.records import Change, InstanceRow
+from tests.chaos.facts.records import Change, InstanceRow
 
 _EDGES = {
     "queued": {"running", "paused", "terminated"},

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from tests.chaos.checker.figures import completing, is_late, taken_over
 from tests.chaos.checker.view import ENDED, EXHAUSTED
-from tests.chaos.records import (
+from tests.chaos.facts.records import (
     Call,
     Change,
     Count,

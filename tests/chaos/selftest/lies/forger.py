@@ -13,7 +13,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from tests.chaos.checker.view import View
-from tests.chaos.records import NOBODY, Change, Effect, Fact, Fault, History, Plan
+from tests.chaos.facts.records import NOBODY, Change, Effect, Fact, Fault, History, Plan
 
 F = TypeVar("F")
 T = TypeVar("T")

@@ -6,7 +6,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tests.chaos.checker.invariants.wakes import BOUND_US, COMMIT_US
-from tests.chaos.records import Call, Handling, HookRow, Told
+from tests.chaos.facts.records import Call, Handling, HookRow, Told
 from tests.chaos.selftest.lies.forger import Forger, breaks
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.chaos.records import Call, Change, Effect, EventRow, Fault, InstanceRow, Plan, StepRow, TaskRow
+from tests.chaos.facts.records import Call, Change, Effect, EventRow, Fault, InstanceRow, Plan, StepRow, TaskRow
 from tests.chaos.selftest.lies.forger import Forger, breaks
 
 

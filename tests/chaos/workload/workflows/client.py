@@ -20,11 +20,11 @@ from uuid import uuid4
 from stepwell import CallFailed, Client, Instance, InstanceChange
 from stepwell.payloads import to_payload
 from stepwell.v1 import workflows_pb2 as pb
-from tests.chaos.records import Call, Count, Recorder, Scan, Seen, key_of, now_ns
-from tests.chaos.workload import model
+from tests.chaos.facts.records import Call, Count, Recorder, Scan, Seen, key_of, now_ns
 from tests.chaos.workload.calls import Ask, Caller
-from tests.chaos.workload.hook_driver import HookDriver
-from tests.chaos.workload.model import CHILD, NAMESPACE, NAMESPACES, POISON, SLEEPER, Order
+from tests.chaos.workload.hooks.client import HookDriver
+from tests.chaos.workload.workflows import load as model
+from tests.chaos.workload.workflows.load import CHILD, NAMESPACE, NAMESPACES, POISON, SLEEPER, Order
 
 SCAN_EVERY = 3.0
 SCAN_PAGE = 10

@@ -16,8 +16,8 @@ from sqlalchemy import make_url
 
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.chaos.records import EventRow, Fact, HookRow, InstanceRow, Row, StepRow, TaskRow, key_of
-from tests.chaos.workload.model import NAMESPACES
+from tests.chaos.facts.records import EventRow, Fact, HookRow, InstanceRow, Row, StepRow, TaskRow, key_of
+from tests.chaos.workload.workflows.load import NAMESPACES
 
 PAGE = 100
 SECONDS = 20.0

@@ -6,7 +6,7 @@ import json
 from dataclasses import replace
 
 from tests.chaos.checker.view import EXHAUSTED, is_stopped
-from tests.chaos.records import Call, Change, Effect, InstanceRow, StepRow, TaskRow
+from tests.chaos.facts.records import Call, Change, Effect, InstanceRow, StepRow, TaskRow
 from tests.chaos.selftest.lies.forger import AFTER_ALL_NS, EXISTS, Forger, breaks
 
 

@@ -12,7 +12,7 @@ import random
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from tests.chaos.records import Program, key_of
+from tests.chaos.facts.records import Program, key_of
 
 NAMESPACE = "default"
 ELSEWHERE = "elsewhere"

@@ -6,7 +6,7 @@ from tests.chaos.faults.database import ClockStep, DatabaseRestart
 from tests.chaos.faults.processes import Drain, Freeze, Kill, KillAll, Nothing, Partition, Storm
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.model import Workload
+from tests.chaos.workload.workflows.load import Workload
 
 SQLITE = Topology("sqlite", servers=1)
 KILLS = (Kill("F01", "worker"), Kill("F05", "server"))
