@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.chaos.checker.verdicts import Status, Verdict
-from tests.chaos.facts.records import Call, Fault, History
+from tests.chaos.facts.calls import Call
+from tests.chaos.facts.records import History
+from tests.chaos.facts.run import Fault
 from tests.chaos.scenarios.scenario import Scenario
 from tests.chaos.site.site import Topology
 from tests.chaos.site.vitals import Level, Vitals

@@ -12,7 +12,9 @@ from contextlib import closing
 from itertools import product
 from pathlib import Path
 
-from tests.chaos.facts.records import Plan, Recorder, Stage, Trouble, now_ns, wall_us
+from tests.chaos.facts.fact import now_ns, wall_us
+from tests.chaos.facts.records import Recorder
+from tests.chaos.facts.run import Plan, Stage, Trouble
 from tests.chaos.scenarios.scenario import Scenario, draw
 from tests.chaos.site import trail
 from tests.chaos.site.databases import Postgres, Sqlite

@@ -20,7 +20,8 @@ from tests.chaos.checker.invariants import (
 )
 from tests.chaos.checker.verdicts import Verdict
 from tests.chaos.checker.view import View
-from tests.chaos.facts.records import Count, History
+from tests.chaos.facts.records import History
+from tests.chaos.facts.run import Count
 
 CHECKS = (
     workflows.check,

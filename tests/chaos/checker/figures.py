@@ -10,7 +10,8 @@ from typing import Any
 from tests.chaos.checker.invariants import hooks
 from tests.chaos.checker.invariants.timers import firings
 from tests.chaos.checker.view import EXHAUSTED, Execution, Story, View
-from tests.chaos.facts.records import Fault, HookRow
+from tests.chaos.facts.hooks import HookRow
+from tests.chaos.facts.run import Fault
 
 NEAR_US = 20_000
 """An event this close to a deadline is a race."""

@@ -10,26 +10,12 @@ from functools import cached_property
 from itertools import pairwise
 from typing import Any, TypeAlias
 
-from tests.chaos.facts.records import (
-    NOBODY,
-    Call,
-    Change,
-    Effect,
-    EventRow,
-    Fault,
-    GivenUp,
-    History,
-    InstanceRow,
-    Plan,
-    Program,
-    Row,
-    Scan,
-    Seen,
-    Stage,
-    StepRow,
-    TaskRow,
-    key_of,
-)
+from tests.chaos.facts.calls import Call
+from tests.chaos.facts.fact import Row, key_of
+from tests.chaos.facts.records import History
+from tests.chaos.facts.run import NOBODY, Fault, Plan, Stage
+from tests.chaos.facts.tasks import Change, GivenUp, TaskRow
+from tests.chaos.facts.workflows import Effect, EventRow, InstanceRow, Program, Scan, Seen, StepRow
 
 ENDED = ("complete", "errored", "terminated")
 FINAL = ("completed", "errored")

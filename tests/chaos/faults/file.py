@@ -11,7 +11,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from tests.chaos.facts.records import Trouble, now_ns
+from tests.chaos.facts.fact import now_ns
+from tests.chaos.facts.run import Trouble
 from tests.chaos.faults.processes import Kind, victim
 from tests.chaos.site.site import Site
 

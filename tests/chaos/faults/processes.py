@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from typing import Any
 
-from tests.chaos.facts.records import NOBODY, Fault, Trouble, now_ns, wall_us
+from tests.chaos.facts.fact import now_ns, wall_us
+from tests.chaos.facts.run import NOBODY, Fault, Trouble
 from tests.chaos.site.processes import ROOT, Running, python
 from tests.chaos.site.site import DRAIN_GRACE, Site
 

@@ -9,7 +9,8 @@ import pytest
 
 from tests.chaos.checker.checker import check
 from tests.chaos.checker.verdicts import Verdict
-from tests.chaos.facts.records import Plan, Recorder, Stage, from_line, load, to_line
+from tests.chaos.facts.records import Recorder, from_line, load, to_line
+from tests.chaos.facts.run import Plan, Stage
 from tests.chaos.selftest.histories import FOLDER, recorded, view_of
 from tests.chaos.selftest.lies import LIES
 from tests.chaos.selftest.lies.forger import Forger, Lie, NoPlace

@@ -14,7 +14,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tests.chaos.facts.records import Exit, Recorder, Trouble, now_ns
+from tests.chaos.facts.fact import now_ns
+from tests.chaos.facts.records import Recorder
+from tests.chaos.facts.run import Exit, Trouble
 
 ROOT = Path(__file__).parents[3]
 TROUBLE = re.compile(r"Traceback|was never awaited|was never retrieved|Task was destroyed|Fatal|StatusCode\.UNKNOWN")

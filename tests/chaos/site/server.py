@@ -28,7 +28,8 @@ from stepwell_server import app
 from stepwell_server.api import listeners
 from stepwell_server.storage.database import Database, T, Tx, TxOptions, Work
 from stepwell_server.storage.hints import Hint, PostgresqlHints
-from tests.chaos.facts.records import Count, Recorder
+from tests.chaos.facts.records import Recorder
+from tests.chaos.facts.run import Count
 from tests.chaos.site.processes import count_tasks_when_asked
 from tests.support.faults import FaultyBackend, Rates
 

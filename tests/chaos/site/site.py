@@ -20,7 +20,8 @@ from grpc import aio
 
 from stepwell.v1.namespaces_pb2 import CreateNamespaceRequest
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
-from tests.chaos.facts.records import Count, Recorder
+from tests.chaos.facts.records import Recorder
+from tests.chaos.facts.run import Count
 from tests.chaos.site import trail
 from tests.chaos.site.databases import Postgres, Sqlite, small_disk, start_postgres
 from tests.chaos.site.processes import Running, python

@@ -13,7 +13,7 @@ from pathlib import Path
 import asyncpg
 from sqlalchemy import make_url
 
-from tests.chaos.facts.records import Change
+from tests.chaos.facts.tasks import Change
 
 TABLES = ("tasks", "workflow_instances", "workflow_steps", "workflow_events")
 CHANGES = ("insert", "update", "delete")

@@ -18,7 +18,9 @@ from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.chaos.facts.records import Call, Recorder, Row, now_ns
+from tests.chaos.facts.calls import Call
+from tests.chaos.facts.fact import Row, now_ns
+from tests.chaos.facts.records import Recorder
 
 REFUSED = {"INVALID_ARGUMENT", "NOT_FOUND", "ALREADY_EXISTS", "FAILED_PRECONDITION"}
 """Codes after which a call was certainly not applied."""

@@ -33,7 +33,11 @@ from stepwell import (
 from stepwell.errors import StepFailed
 from stepwell.holdings import Holdings
 from stepwell.v1 import workers_pb2 as pb
-from tests.chaos.facts.records import Effect, GivenUp, Handling, Recorder, key_of, now_ns
+from tests.chaos.facts.fact import key_of, now_ns
+from tests.chaos.facts.hooks import Handling
+from tests.chaos.facts.records import Recorder
+from tests.chaos.facts.tasks import GivenUp
+from tests.chaos.facts.workflows import Effect
 from tests.chaos.site.processes import count_tasks_when_asked
 from tests.chaos.workload import zombies
 from tests.chaos.workload.workflows.load import ATTEMPTS, CHILD, ELSEWHERE, ORDER, POISON, RACE, SLEEPER

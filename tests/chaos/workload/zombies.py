@@ -7,7 +7,8 @@ from __future__ import annotations
 
 from stepwell.holdings import Holdings
 from stepwell.v1 import workers_pb2 as pb
-from tests.chaos.facts.records import Count, Recorder
+from tests.chaos.facts.records import Recorder
+from tests.chaos.facts.run import Count
 
 _late: set[tuple[int, int]] = set()
 """Task and fence of leases that this process has lost, and reported on all the same."""

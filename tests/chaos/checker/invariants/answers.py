@@ -9,7 +9,8 @@ from typing import Any
 
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import ENDED, Invocation, View
-from tests.chaos.facts.records import Call, EventRow, InstanceRow, StepRow
+from tests.chaos.facts.calls import Call
+from tests.chaos.facts.workflows import EventRow, InstanceRow, StepRow
 
 _SAME_IN_REPEATS = {
     "create": ("created_at",),

@@ -7,7 +7,8 @@ from itertools import pairwise
 
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import EXHAUSTED, FINAL, Story, View, loads
-from tests.chaos.facts.records import Change, Effect, StepRow
+from tests.chaos.facts.tasks import Change
+from tests.chaos.facts.workflows import Effect, StepRow
 
 
 def check(view: View) -> Iterator[Violation]:

@@ -9,7 +9,7 @@ from itertools import pairwise
 from tests.chaos.checker.invariants.timers import is_late
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import ENDED, Invocation, Story, View
-from tests.chaos.facts.records import EventRow, StepRow
+from tests.chaos.facts.workflows import EventRow, StepRow
 
 _TIMED_OUT = "WaitForEventTimeoutError"
 

@@ -9,7 +9,8 @@ from itertools import pairwise
 
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import View
-from tests.chaos.facts.records import Change, Handling, HookRow
+from tests.chaos.facts.hooks import Handling, HookRow
+from tests.chaos.facts.tasks import Change
 
 
 @dataclass(slots=True)

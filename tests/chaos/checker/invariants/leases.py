@@ -8,7 +8,7 @@ from itertools import pairwise
 
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import EXHAUSTED, Story, View
-from tests.chaos.facts.records import Change
+from tests.chaos.facts.tasks import Change
 
 RECENT = 1000
 """Changes that others may have written between the moment a lease is given and the moment that is noted."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import Invocation, View
-from tests.chaos.facts.records import Exit, Trouble
+from tests.chaos.facts.run import Exit, Trouble
 
 TAIL = 20
 """Calls per client and per server, the last ones after the heal, that must all be answered."""

@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import FINAL, Story, View
-from tests.chaos.facts.records import Change
+from tests.chaos.facts.tasks import Change
 
 
 @dataclass(frozen=True, slots=True)

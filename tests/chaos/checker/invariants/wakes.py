@@ -9,7 +9,7 @@ from itertools import pairwise
 
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import View
-from tests.chaos.facts.records import Told
+from tests.chaos.facts.wakes import Told
 
 COMMIT_US = 1_000_000
 """A change is noted before it is committed; by then it is."""

@@ -8,7 +8,8 @@ from itertools import pairwise
 
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import ENDED, FINAL, FOREVER, Invocation, Story, View, is_stopped, loads
-from tests.chaos.facts.records import Change, InstanceRow
+from tests.chaos.facts.tasks import Change
+from tests.chaos.facts.workflows import InstanceRow
 
 _EDGES = {
     "queued": {"running", "paused", "terminated"},

@@ -7,23 +7,10 @@ from dataclasses import replace
 
 from tests.chaos.checker.figures import completing, is_late, taken_over
 from tests.chaos.checker.view import ENDED, EXHAUSTED
-from tests.chaos.facts.records import (
-    Call,
-    Change,
-    Count,
-    EventRow,
-    Exit,
-    Fault,
-    GivenUp,
-    InstanceRow,
-    Plan,
-    Scan,
-    Seen,
-    Stage,
-    StepRow,
-    TaskRow,
-    Trouble,
-)
+from tests.chaos.facts.calls import Call
+from tests.chaos.facts.run import Count, Exit, Fault, Plan, Stage, Trouble
+from tests.chaos.facts.tasks import Change, GivenUp, TaskRow
+from tests.chaos.facts.workflows import EventRow, InstanceRow, Scan, Seen, StepRow
 from tests.chaos.selftest.lies.forger import AFTER_ALL_NS, EXISTS, Forger, breaks
 
 

@@ -13,7 +13,11 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 from tests.chaos.checker.view import View
-from tests.chaos.facts.records import NOBODY, Change, Effect, Fact, Fault, History, Plan
+from tests.chaos.facts.fact import Fact
+from tests.chaos.facts.records import History
+from tests.chaos.facts.run import NOBODY, Fault, Plan
+from tests.chaos.facts.tasks import Change
+from tests.chaos.facts.workflows import Effect
 
 F = TypeVar("F")
 T = TypeVar("T")

@@ -6,7 +6,9 @@ from dataclasses import replace
 from itertools import pairwise
 
 from tests.chaos.checker.invariants.wakes import BOUND_US, COMMIT_US
-from tests.chaos.facts.records import Call, Handling, HookRow, Told
+from tests.chaos.facts.calls import Call
+from tests.chaos.facts.hooks import Handling, HookRow
+from tests.chaos.facts.wakes import Told
 from tests.chaos.selftest.lies.forger import Forger, breaks
 
 

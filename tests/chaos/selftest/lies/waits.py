@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.chaos.facts.records import Call, Change, Effect, EventRow, Fault, InstanceRow, Plan, StepRow, TaskRow
+from tests.chaos.facts.calls import Call
+from tests.chaos.facts.run import Fault, Plan
+from tests.chaos.facts.tasks import Change, TaskRow
+from tests.chaos.facts.workflows import Effect, EventRow, InstanceRow, StepRow
 from tests.chaos.selftest.lies.forger import Forger, breaks
 
 

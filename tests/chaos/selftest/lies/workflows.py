@@ -6,7 +6,9 @@ import json
 from dataclasses import replace
 
 from tests.chaos.checker.view import EXHAUSTED, is_stopped
-from tests.chaos.facts.records import Call, Change, Effect, InstanceRow, StepRow, TaskRow
+from tests.chaos.facts.calls import Call
+from tests.chaos.facts.tasks import Change, TaskRow
+from tests.chaos.facts.workflows import Effect, InstanceRow, StepRow
 from tests.chaos.selftest.lies.forger import AFTER_ALL_NS, EXISTS, Forger, breaks
 
 

@@ -17,7 +17,9 @@ from grpc import aio
 from stepwell.payloads import to_payload
 from stepwell.v1 import dispatchers_pb2, hooks_pb2
 from stepwell.v1.common_pb2 import BACKOFF_CONSTANT, RetryPolicy
-from tests.chaos.facts.records import Recorder, Told, now_ns
+from tests.chaos.facts.fact import now_ns
+from tests.chaos.facts.records import Recorder
+from tests.chaos.facts.wakes import Told
 from tests.chaos.workload.calls import Caller
 from tests.chaos.workload.workflows.load import HOOK_ATTEMPTS, NAMESPACE, HookOrder
 

@@ -20,7 +20,11 @@ from uuid import uuid4
 from stepwell import CallFailed, Client, Instance, InstanceChange
 from stepwell.payloads import to_payload
 from stepwell.v1 import workflows_pb2 as pb
-from tests.chaos.facts.records import Call, Count, Recorder, Scan, Seen, key_of, now_ns
+from tests.chaos.facts.calls import Call
+from tests.chaos.facts.fact import key_of, now_ns
+from tests.chaos.facts.records import Recorder
+from tests.chaos.facts.run import Count
+from tests.chaos.facts.workflows import Scan, Seen
 from tests.chaos.workload.calls import Ask, Caller
 from tests.chaos.workload.hooks.client import HookDriver
 from tests.chaos.workload.workflows import load as model

@@ -12,7 +12,8 @@ import random
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, TypeAlias
 
-from tests.chaos.facts.records import Program, key_of
+from tests.chaos.facts.fact import key_of
+from tests.chaos.facts.workflows import Program
 
 NAMESPACE = "default"
 ELSEWHERE = "elsewhere"

@@ -16,7 +16,10 @@ from sqlalchemy import make_url
 
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.chaos.facts.records import EventRow, Fact, HookRow, InstanceRow, Row, StepRow, TaskRow, key_of
+from tests.chaos.facts.fact import Fact, Row, key_of
+from tests.chaos.facts.hooks import HookRow
+from tests.chaos.facts.tasks import TaskRow
+from tests.chaos.facts.workflows import EventRow, InstanceRow, StepRow
 from tests.chaos.workload.workflows.load import NAMESPACES
 
 PAGE = 100
