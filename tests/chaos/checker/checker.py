@@ -3,58 +3,35 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
-from tests.chaos.checker import figures
-from tests.chaos.checker.invariants import (
-    answers,
-    attempts,
-    events,
-    hooks,
-    leases,
-    liveness,
-    losses,
-    timers,
-    wakes,
-    workflows,
-)
-from tests.chaos.checker.verdicts import Verdict
+from tests.chaos.checker.invariants import answers, liveness, losses
+from tests.chaos.checker.primitives import PRIMITIVES
+from tests.chaos.checker.verdicts import Verdict, Violation
 from tests.chaos.checker.view import View
 from tests.chaos.facts.records import History
 from tests.chaos.facts.run import Count
 
-CHECKS = (
-    workflows.check,
-    leases.check,
-    attempts.check,
-    timers.check,
-    events.check,
-    hooks.check,
-    wakes.check,
-    answers.check,
-    losses.check,
-    liveness.check,
-)
-
 ENOUGH = 0.8
 """Part of the planned requests that must have been answered."""
-
-OVERLAPS: dict[str, Callable[[View], int]] = {
-    "zombie-reports": figures.zombie_reports,
-    "takeovers": figures.takeovers,
-    "exhausted": figures.exhausted,
-    "near-deadline": figures.near_deadline,
-    "repeats": figures.repeats,
-}
-"""What makes a fault interesting and can be seen in the history. What cannot is recorded as a `Count`."""
 
 
 def check(history: History) -> Verdict:
     """Whether every promise was kept, and whether enough happened to say so."""
     view = View(history)
-    checks = CHECKS if view.has_snapshot else (liveness.check,)
-    violations = [violation for one in checks for violation in one(view)]
-    return Verdict(violations, list(_doubts(view)), figures.of(view))
+    figures = {name: value for one in PRIMITIVES for name, value in one.figures(view).items()}
+    return Verdict(list(_violations(view)), list(_doubts(view)), figures)
+
+
+def _violations(view: View) -> Iterator[Violation]:
+    """What was promised of each primitive, and of all. Without a snapshot there is little to say."""
+    if view.has_snapshot:
+        for primitive in PRIMITIVES:
+            for one in primitive.checks:
+                yield from one(view)
+        yield from answers.check(view, PRIMITIVES)
+        yield from losses.check(view)
+    yield from liveness.check(view)
 
 
 def _doubts(view: View) -> Iterator[str]:
@@ -96,6 +73,7 @@ def _calls_missing(view: View) -> Iterator[str]:
 
 def overlap(view: View, name: str) -> int:
     """How often something interesting happened."""
-    if name in OVERLAPS:
-        return OVERLAPS[name](view)
+    for primitive in PRIMITIVES:
+        if name in primitive.overlaps:
+            return primitive.overlaps[name](view)
     return sum(one.count for one in view.history.of(Count) if one.name == name)

@@ -17,8 +17,8 @@ NEAR_US = 20_000
 """An event this close to a deadline is a race."""
 
 
-def of(view: View) -> dict[str, Any]:
-    """The figures that every run prints."""
+def of_workflows(view: View) -> dict[str, Any]:
+    """How many runs and calls there were, and how they fared."""
     phases = Counter(call.reply.phase if call.reply is not None else "info" for call in view.calls)
     codes = Counter(call.reply.code for call in view.calls if call.reply is not None and call.reply.code)
     ended = sum(story.has_ended for story in view.stories.values())
@@ -37,10 +37,10 @@ def of(view: View) -> dict[str, Any]:
         "recovery in leases": recovery(view),
         "lateness of timers in ms": lateness(view),
         "longest time without progress in leases": longest_standstill(view),
-    } | _of_hooks(view)
+    }
 
 
-def _of_hooks(view: View) -> dict[str, Any]:
+def of_hooks(view: View) -> dict[str, Any]:
     """What there is to say of hooks, if there were any."""
     rows = view.history.of(HookRow)
     if not rows:

@@ -23,7 +23,7 @@ class Plan(Fact):
     faults: dict[str, int] = field(default_factory=dict)
     """How often each fault ("F01") must have begun, at least."""
     overlaps: dict[str, int] = field(default_factory=dict)
-    """How often what makes a fault interesting must have happened: names of `checker.OVERLAPS`, or of `Count` facts."""
+    """How often what makes a fault interesting must have happened: names of `Promises.overlaps`, or of `Count`s."""
     least_per_operation: int = 50
     """Fewest acknowledged calls of each planned op; less if less was planned."""
     lateness_us: int = 0

@@ -2,46 +2,35 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections import ChainMap, Counter, defaultdict
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
+from tests.chaos.checker.promises import Promises
 from tests.chaos.checker.verdicts import Violation
 from tests.chaos.checker.view import ENDED, Invocation, View
 from tests.chaos.facts.calls import Call
 from tests.chaos.facts.workflows import EventRow, InstanceRow, StepRow
 
-_SAME_IN_REPEATS = {
-    "create": ("created_at",),
-    "event": ("event_id", "created_at"),
-    "pause": ("run_number", "created_at"),
-    "resume": ("run_number", "created_at"),
-    "restart": ("run_number", "created_at"),
-    "terminate": ("run_number", "created_at", "status"),
-}
-"""A repeated call is answered with the instance as it is by then, so that its status may be another."""
 _UNANSWERED = ("UNAVAILABLE", "DEADLINE_EXCEEDED", "CANCELLED")
 """What a client also says by itself, without a reason."""
 _REASONS = {
-    "NOT_FOUND": {"INSTANCE_NOT_FOUND", "WORKFLOW_NOT_FOUND"},
-    "ALREADY_EXISTS": {"INSTANCE_ID_ALREADY_EXISTS"},
-    "FAILED_PRECONDITION": {"INSTANCE_TERMINAL"},
     "RESOURCE_EXHAUSTED": {"SERVER_BUSY", "STREAM_LIMIT", "RATE_LIMITED"},
     "UNAVAILABLE": {"DATABASE_UNAVAILABLE", "SHUTTING_DOWN"},
     "DEADLINE_EXCEEDED": {"SERVER_DEADLINE"},
     "ABORTED": {"CONFLICT"},
 }
-"""Every refusal that a correct caller may meet."""
+"""Refusals that every correct caller may meet, whatever it calls."""
 
 
-def check(view: View) -> Iterator[Violation]:
-    """All of them."""
-    yield from _repeats_are_answered_alike(view)
+def check(view: View, primitives: Sequence[Promises]) -> Iterator[Violation]:
+    """All of them, for the calls of these primitives."""
+    yield from _repeats_are_answered_alike(view, primitives)
     yield from _scans_are_whole(view)
     yield from _watchers_go_forward(view)
     yield from _credits_hold(view)
-    yield from _errors_are_listed(view)
+    yield from _errors_are_listed(view, primitives)
     yield from _refusals_are_true(view)
     yield from _readers_are_shown_it(view)
     yield from _views_agree(view)
@@ -49,8 +38,9 @@ def check(view: View) -> Iterator[Violation]:
     yield from _revisions_name_states(view)
 
 
-def _repeats_are_answered_alike(view: View) -> Iterator[Violation]:
+def _repeats_are_answered_alike(view: View, primitives: Sequence[Promises]) -> Iterator[Violation]:
     """A1: one request gets one answer, however often it is asked."""
+    same = ChainMap(*(dict(one.same_in_repeats) for one in primitives))
     answers: dict[tuple[str, str], list[Invocation]] = defaultdict(list)
     for call in view.calls:
         if (call.is_ok or call.is_refused) and call.invoke.request_id:
@@ -58,7 +48,7 @@ def _repeats_are_answered_alike(view: View) -> Iterator[Violation]:
     for (op, _), calls in answers.items():
         if len({call.is_ok for call in calls}) > 1:
             yield Violation("A1", calls[0].key, f"a repeated {op} was acknowledged, and refused")
-        for name in _SAME_IN_REPEATS.get(op, ()):
+        for name in same.get(op, ()):
             told = {call.answer[name] for call in calls if name in call.answer}
             if len(told) > 1:
                 yield Violation(
@@ -124,12 +114,14 @@ def _credits_hold(view: View) -> Iterator[Violation]:
             yield Violation("A4", session, f"it held {tasks} tasks at once, and has room for {view.plan.slots}")
 
 
-def _errors_are_listed(view: View) -> Iterator[Violation]:
+def _errors_are_listed(view: View, primitives: Sequence[Promises]) -> Iterator[Violation]:
     """A6: every refusal has a code and a reason of the list."""
+    listed = {(code, reason) for code, reasons in _REASONS.items() for reason in reasons}
+    listed |= {(code, reason) for one in primitives for code, reasons in one.reasons.items() for reason in reasons}
     for reply in view.history.of(Call):
         if reply.phase not in ("fail", "info"):
             continue
-        known = reply.reason in _REASONS.get(reply.code, ()) or (not reply.reason and reply.code in _UNANSWERED)
+        known = (reply.code, reply.reason) in listed or (not reply.reason and reply.code in _UNANSWERED)
         if not known:
             yield Violation(
                 "A6", reply.key, f"{reply.op} was answered {reply.code} {reply.reason or 'without a reason'}"

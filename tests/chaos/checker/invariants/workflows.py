@@ -19,6 +19,21 @@ _EDGES = {
     "paused": {"queued", "terminated"},
 }
 """How a status may change within a run. A restart leads from anywhere to the next run."""
+SAME_IN_REPEATS = {
+    "create": ("created_at",),
+    "event": ("event_id", "created_at"),
+    "pause": ("run_number", "created_at"),
+    "resume": ("run_number", "created_at"),
+    "restart": ("run_number", "created_at"),
+    "terminate": ("run_number", "created_at", "status"),
+}
+"""A repeated call is answered with the instance as it is by then, so that its status may be another."""
+REASONS = {
+    "NOT_FOUND": frozenset({"INSTANCE_NOT_FOUND", "WORKFLOW_NOT_FOUND"}),
+    "ALREADY_EXISTS": frozenset({"INSTANCE_ID_ALREADY_EXISTS"}),
+    "FAILED_PRECONDITION": frozenset({"INSTANCE_TERMINAL"}),
+}
+"""Why a call about an instance may be refused."""
 
 
 def check(view: View) -> Iterator[Violation]:
