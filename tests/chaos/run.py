@@ -20,15 +20,9 @@ from tests.chaos.site import trail
 from tests.chaos.site.databases import Postgres, Sqlite
 from tests.chaos.site.site import SLOTS, Site, open_site
 from tests.chaos.site.vitals import Vitals
-from tests.chaos.workload.workflows import load as model
-from tests.chaos.workload.workflows import snapshot
-from tests.chaos.workload.workflows.load import CHILD, NAMESPACES
-
-_LEFT = """
-SELECT (SELECT count(*) FROM tasks)
-    - (SELECT count(*) FROM workflow_steps WHERE name = 'rest' AND status = 'waiting') AS left_over
-"""
-"""Tasks of all but the sleepers, which are asleep."""
+from tests.chaos.workload.names import NAMESPACES
+from tests.chaos.workload.primitives import PRIMITIVES
+from tests.chaos.workload.tables import fetch, tasks
 
 Say = Callable[[str], None]
 
@@ -43,7 +37,6 @@ class Run:
         self.say = say
         self.recorder = Recorder(folder / "conductor.jsonl")
         self.drawn = draw(scenario, seed)
-        self.orders = model.orders(scenario.workload, seed)
         self.is_quiet = False
 
     async def execute(self) -> Vitals:
@@ -88,7 +81,7 @@ class Run:
                 seed=self.seed,
                 lease_us=round(scenario.topology.lease * 1_000_000),
                 database=scenario.topology.database,
-                operations=model.operations(scenario.workload, self.orders),
+                operations=self._operations(),
                 faults=dict(Counter(kind.id for _, kind in self.drawn)),
                 overlaps=scenario.overlaps,
                 slots=SLOTS,
@@ -103,16 +96,24 @@ class Run:
                 heal_us=round(2 * scenario.patience * scenario.topology.lease * 1_000_000),
             )
         )
-        self.recorder.record(*(program for order in self.orders for program in model.programs(order)))
+        self.recorder.record(*(plan for load in scenario.workload for plan in load.plans(self.seed)))
+
+    def _operations(self) -> dict[str, int]:
+        """The requests that clients mean to make."""
+        planned = Counter[str]()
+        for load in self.scenario.workload:
+            planned.update(load.operations(self.seed))
+        return dict(planned)
 
     async def _registered(self, site: Site) -> None:
         """Wait until workers have said what they host."""
         async with asyncio.timeout(60):
             while True:
-                rows = await snapshot.fetch(
+                rows = await fetch(
                     site.database.url, "SELECT namespace, name FROM handlers WHERE registered_at IS NOT NULL"
                 )
-                wanted = set(product(NAMESPACES, (CHILD, self.orders[0].workflow)))
+                names = [name for load in self.scenario.workload for name in load.handlers]
+                wanted = set(product(NAMESPACES, names))
                 if wanted <= {(row["namespace"], row["name"]) for row in rows}:
                     return
                 await asyncio.sleep(0.1)
@@ -139,19 +140,25 @@ class Run:
                 await process.start()
 
     async def _rest(self, site: Site) -> None:
-        """Wait until every order has ended, as the driver sees it, and every child, as the tables say."""
+        """Wait until everything has ended, as the driver sees it and as the tables say."""
         left = max(0.0, self._arrivals() + 5 - self._age())
         limit = left + 2 * self.scenario.drain_leases * site.lease
         try:
             async with asyncio.timeout(limit):
                 await site.processes["driver"].line("ended")
-                while (await snapshot.fetch(site.database.url, _LEFT))[0]["left_over"]:
+                while await self._is_busy(site):
                     await asyncio.sleep(0.1)
         except TimeoutError:
             self.say(f"no rest after {limit:.0f} s")
             return
         self.is_quiet = True
         self._stage("quiet")
+
+    async def _is_busy(self, site: Site) -> bool:
+        """Whether there are other tasks than those that may be left."""
+        left = " - ".join(["(SELECT count(*) FROM tasks)", *(load.left for load in self.scenario.workload)])
+        rows = await fetch(site.database.url, f"SELECT {left} AS others")
+        return bool(rows[0]["others"])
 
     def _note_damage(self, site: Site) -> None:
         """A file of SQLite is whole, whatever happened to it."""
@@ -162,8 +169,8 @@ class Run:
                 self.recorder.record(Trouble("database", said, now_ns()))
 
     def _arrivals(self) -> float:
-        """Seconds from the driver's start to the last order."""
-        return max((order.arrive for order in self.orders), default=0.0)
+        """Seconds from the driver's start to the last arrival."""
+        return max(load.last_arrival(self.seed) for load in self.scenario.workload)
 
     def _age(self) -> float:
         """Seconds since the driver was started."""
@@ -181,10 +188,11 @@ class Run:
             await driver.line("done")
 
     async def _snapshot(self, site: Site) -> None:
-        url = site.database.url
-        workflows = sorted({order.workflow for order in self.orders} | {CHILD})
-        by_api = await snapshot.by_api(site.direct(site.server_names[0]), workflows)
+        """Whatever is there, of the primitives that the run does not use, too."""
+        url, address = site.database.url, site.direct(site.server_names[0])
+        for primitive in PRIMITIVES.values():
+            self.recorder.record(*await primitive.snapshot(address, url))
         clock = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now"
-        now_us = (await snapshot.fetch(url, clock))[0]["now"] if isinstance(site.database, Postgres) else wall_us()
-        self.recorder.record(*by_api, *await snapshot.by_sql(url, now_us))
+        now_us = (await fetch(url, clock))[0]["now"] if isinstance(site.database, Postgres) else wall_us()
+        self.recorder.record(*await tasks(url, now_us))
         self.recorder.record(*await trail.read(url))

@@ -19,9 +19,9 @@ from tests.chaos.faults.processes import (
 from tests.chaos.scenarios.promises import KILLS, LONG_BODIES, SQLITE
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.workflows.load import Workload
+from tests.chaos.workload.workflows.load import Orders
 
-SMALL = Workload(instances=200, seconds=30.0)
+SMALL = (Orders(instances=200, seconds=30.0),)
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 """Where Debian's package puts it."""
 TEN_MINUTES_AHEAD = {"LD_PRELOAD": FAKETIME, "FAKETIME": "+10m", "FAKETIME_DONT_FAKE_MONOTONIC": "1"}
@@ -46,7 +46,7 @@ PROCESSES = (
     Scenario(
         "crash-points",
         "a server ends at each place around a commit",
-        workload=Workload(instances=700, seconds=180.0, lifecycle=0.3),
+        workload=(Orders(instances=700, seconds=180.0, lifecycle=0.3),),
         schedule=(Cycle(CRASHES, every=-0.1, times=len(CRASHES)),),
         overlaps={"crash_points": 12},
     ),
@@ -61,7 +61,7 @@ PROCESSES = (
         "crash-points-sqlite",
         "the only server ends at each place around a commit",
         SQLITE,
-        workload=Workload(instances=700, seconds=180.0, lifecycle=0.3),
+        workload=(Orders(instances=700, seconds=180.0, lifecycle=0.3),),
         schedule=(Cycle(CRASHES, every=-0.1, times=len(CRASHES)),),
         overlaps={"crash_points": 12},
     ),
@@ -84,7 +84,7 @@ PROCESSES = (
         "poison",
         "a step that kills its worker, every time",
         Topology(mortal=True),
-        workload=Workload(instances=100, seconds=20.0, poison=12),
+        workload=(Orders(instances=100, seconds=20.0, poison=12),),
         schedule=(Cycle((Respawn("F88", 15.0),), every=-0.1),),
         overlaps={"takeovers": 10},
     ),
@@ -197,7 +197,7 @@ FILE = (
         "file-kills",
         "kill -9 of the server on SQLite, 200 times",
         SQLITE,
-        Workload(instances=500, seconds=200.0),
+        (Orders(instances=500, seconds=200.0),),
         schedule=(Cycle((Kill("F40", "server", 0.0),), every=-0.12, times=200),),
     ),
     Scenario(
@@ -339,7 +339,7 @@ TIME = (
     Scenario(
         "same-instant",
         "thousands of naps end at one instant",
-        workload=Workload(instances=2000, seconds=50.0, same_instant=True, aimed=0.0, twice=0.0, body_ms=5.0),
+        workload=(Orders(instances=2000, seconds=50.0, same_instant=True, aimed=0.0, twice=0.0, body_ms=5.0),),
         schedule=(Cycle((Nothing("F75", 20.0),), every=-0.1),),
         drain_leases=30.0,
         patience=20.0,  # thousands take turns in the slots of four workers
@@ -350,20 +350,20 @@ RACES = (
     Scenario(
         "same-id",
         "twenty clients create each instance",
-        workload=Workload(instances=100, seconds=20.0, rivals=19),
+        workload=(Orders(instances=100, seconds=20.0, rivals=19),),
         schedule=(Cycle((Nothing("F82", 7.0),), every=-0.1),),
     ),
     Scenario(
         "lifecycle",
         "instances are paused, resumed, terminated and restarted on their way, under kills",
-        workload=Workload(instances=400, seconds=50.0, lifecycle=0.8),
+        workload=(Orders(instances=400, seconds=50.0, lifecycle=0.8),),
         schedule=(Cycle((Nothing("F83", 1.0),), every=-0.1), Cycle(KILLS, every=2.0, times=8)),
     ),
     Scenario(
         "attempt-ceiling",
         "workers are killed so often that steps run out of their two attempts",
         Topology(workers=8),
-        Workload(instances=150, seconds=30.0, body_ms=9000.0, attempts=2, failures=0),
+        (Orders(instances=150, seconds=30.0, body_ms=9000.0, attempts=2, failures=0),),
         schedule=(
             Cycle((Nothing("F81", 0.1),), every=-0.1),
             Cycle((Kill("F01", "worker", 0.0),), every=0.5, times=30),
@@ -374,7 +374,7 @@ RACES = (
     Scenario(
         "cancel-storm",
         "clients give up their calls after some milliseconds, and ask again",
-        workload=Workload(instances=400, seconds=30.0, hasty=1.0, lifecycle=0.5),
+        workload=(Orders(instances=400, seconds=30.0, hasty=1.0, lifecycle=0.5),),
         schedule=(Cycle((Nothing("F87", 11.0),), every=-0.1),),
         overlaps={"repeats": 100},
     ),

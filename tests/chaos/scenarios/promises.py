@@ -6,11 +6,12 @@ from tests.chaos.faults.database import ClockStep, DatabaseRestart
 from tests.chaos.faults.processes import Drain, Freeze, Kill, KillAll, Nothing, Partition, Storm
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.workflows.load import Workload
+from tests.chaos.workload.hooks.load import Hooks
+from tests.chaos.workload.workflows.load import Orders
 
 SQLITE = Topology("sqlite", servers=1)
 KILLS = (Kill("F01", "worker"), Kill("F05", "server"))
-LONG_BODIES = Workload(body_ms=2000.0)
+LONG_BODIES = (Orders(body_ms=2000.0),)
 SIDECARS = Topology(servers=2, workers=2, dispatchers=("stream", "stream", "poll"), settings=("--dispatch", "external"))
 
 CATALOGUE = (
@@ -108,7 +109,7 @@ CATALOGUE = (
         "event-deadline",
         "events that are stored within milliseconds of the deadline, with commits that take their time",
         Topology(servers=2, workers=2, store={"commit_ms": 20.0}),
-        Workload(instances=1500, seconds=135.0, kind="race", twice=0.0, aim_ms=6.0, shots=8),
+        (Orders(instances=1500, seconds=135.0, kind="race", twice=0.0, aim_ms=6.0, shots=8),),
         schedule=(Cycle((Nothing("F80", 45.0),), every=-0.1),),
         overlaps={"near-deadline": 2000},
     ),
@@ -116,7 +117,7 @@ CATALOGUE = (
         "hooks",
         "10,000 hooks, half of them for later; servers that need dispatchers; kill -9 of anybody, and of all of these",
         SIDECARS,
-        Workload(instances=40, seconds=50.0, hooks=10_000, elsewhere=0.0),  # where no dispatcher is
+        (Orders(instances=40, seconds=50.0, elsewhere=0.0), Hooks(seconds=50.0)),  # elsewhere there is no dispatcher
         schedule=(
             Cycle((*KILLS, Kill("F09", "dispatcher")), every=1.0, times=20),
             Cycle((KillAll("F09", "dispatcher"),), every=-1.0, times=2),

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from tests.chaos.faults.processes import Kind
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.workflows.load import Workload
+from tests.chaos.workload.load import Load
+from tests.chaos.workload.workflows.load import Orders
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,8 @@ class Scenario:
     name: str
     about: str
     topology: Topology = field(default_factory=Topology)
-    workload: Workload = field(default_factory=Workload)
+    workload: tuple[Load, ...] = (Orders(),)
+    """At most one load of each primitive."""
     schedule: tuple[Cycle, ...] = ()
     overlaps: dict[str, int] = field(default_factory=dict)
     warm: float = 1.0

@@ -10,7 +10,7 @@ from tests.chaos.scenarios.matrix import MATRIX
 from tests.chaos.scenarios.promises import CATALOGUE
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.workflows.load import Workload
+from tests.chaos.workload.workflows.load import Orders
 
 SCANS = 10
 """Scans of both namespaces that a run must have finished."""
@@ -26,7 +26,7 @@ def soak(minutes: float) -> Scenario:
         "soak",
         "half the load for a long time: memory, descriptors, tasks and tables stay as they are",
         Topology(store={"commit_ms": 0.0}),
-        Workload(instances=round(minutes * 60 * 2), seconds=minutes * 60),
+        (Orders(instances=round(minutes * 60 * 2), seconds=minutes * 60),),
         schedule=tuple(Cycle((fault,), every=-6.0) for _ in range(rounds) for fault in faults),
         flat=True,
     )
@@ -37,7 +37,7 @@ def looked_at(scenario: Scenario) -> Scenario:
 
     Of scans those of a file need not: it has one server, which may be away too long.
     """
-    looks = {"watches": min(WATCHES, scenario.workload.instances // 2)}
+    looks = {"watches": min(WATCHES, sum(load.watched for load in scenario.workload) // 2)}
     if scenario.topology.database != "sqlite":
         looks["scans"] = SCANS
     return replace(scenario, overlaps=looks | scenario.overlaps)
@@ -49,14 +49,12 @@ SCENARIOS = {one.name: looked_at(one) for one in (*CATALOGUE, *MATRIX, soak(30.0
 def slowed(scenario: Scenario, lease: float) -> Scenario:
     """The same with other leases: all times of faults follow, and so does the time over which orders arrive."""
     ratio = lease / scenario.topology.lease
-    workload = replace(scenario.workload, seconds=scenario.workload.seconds * ratio)
+    workload = tuple(replace(load, seconds=load.seconds * ratio) for load in scenario.workload)
     return replace(scenario, topology=replace(scenario.topology, lease=lease), workload=workload)
 
 
 def shortened(scenario: Scenario, instances: int = 60, rounds: int = 4, seconds: float = 10.0) -> Scenario:
     """The same with less of everything, and nothing that must have happened often: for a look."""
     cycles = tuple(replace(cycle, times=min(cycle.times, rounds)) for cycle in scenario.schedule)
-    given = scenario.workload
-    hooks = min(given.hooks, 10 * instances)
-    workload = replace(given, instances=instances, seconds=min(given.seconds, seconds), hooks=hooks)
+    workload = tuple(load.shortened(instances, seconds) for load in scenario.workload)
     return replace(scenario, schedule=cycles, workload=workload, overlaps={})

@@ -9,7 +9,8 @@ from tests.chaos.faults.database import DatabaseRestart
 from tests.chaos.faults.processes import Freeze, Kill, KillAll, Nothing, Respawn, Storm
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.workflows.load import Workload
+from tests.chaos.workload.hooks.load import Hooks
+from tests.chaos.workload.workflows.load import Orders
 
 WATCHED = {"watches": 2}
 PATIENCE = {"drain_leases": 30.0, "patience": 4.0}
@@ -19,16 +20,18 @@ ORDERS = Scenario(
     "orders",
     "orders that are paused, terminated, restarted and sent events at deadlines, while workers die and freeze",
     Topology("postgresql", servers=2, workers=3, lease=2.0, zombies=1),
-    Workload(
-        instances=24,
-        seconds=10.0,
-        rivals=1,
-        aimed=0.5,
-        twice=0.4,
-        lifecycle=0.7,
-        sleepers=1,
-        body_ms=5000.0,
-        failures=1,
+    (
+        Orders(
+            instances=24,
+            seconds=10.0,
+            rivals=1,
+            aimed=0.5,
+            twice=0.4,
+            lifecycle=0.7,
+            sleepers=1,
+            body_ms=5000.0,
+            failures=1,
+        ),
     ),
     schedule=(
         Cycle((Storm("F56", "driver/server-*", "cut_reply", 6.0, 2, {"after": "", "odds": 0.2}),), every=0.0),
@@ -46,7 +49,7 @@ POISON = Scenario(
     "poison",
     "steps that no worker survives, beside orders on a file whose workers die with them",
     Topology("sqlite", servers=1, workers=2, lease=2.0, mortal=True),
-    Workload(instances=8, seconds=6.0, rivals=1, twice=0.5, lifecycle=0.5, poison=2, sleepers=1, body_ms=1500.0),
+    (Orders(instances=8, seconds=6.0, rivals=1, twice=0.5, lifecycle=0.5, poison=2, sleepers=1, body_ms=1500.0),),
     schedule=(Cycle((Respawn("F88", 8.0),), every=-0.1),),
     overlaps=WATCHED | {"takeovers": 2, "exhausted": 1},
     **PATIENCE,
@@ -55,7 +58,10 @@ HOOKS = Scenario(
     "hooks",
     "hooks at once and for later, one by one, with a worker and a server that die",
     Topology("sqlite", servers=1, workers=2, lease=2.0, dispatchers=("stream",), settings=("--dispatch", "external")),
-    Workload(instances=2, seconds=16.0, elsewhere=0.0, hooks=10, hopeless=0.2, batch=1, ahead=60.0),
+    (
+        Orders(instances=2, seconds=16.0, elsewhere=0.0),
+        Hooks(number=10, seconds=16.0, hopeless=0.2, batch=1, ahead=60.0),
+    ),
     schedule=(Cycle((Kill("F01", "worker"),), every=1.0), Cycle((Kill("F05", "server"),), every=1.0)),
     overlaps={"watches": 1},
     **PATIENCE,

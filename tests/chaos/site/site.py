@@ -8,9 +8,9 @@ import random
 import socket
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -25,8 +25,8 @@ from tests.chaos.facts.run import Count
 from tests.chaos.site import trail
 from tests.chaos.site.databases import Postgres, Sqlite, small_disk, start_postgres
 from tests.chaos.site.processes import Running, python
-from tests.chaos.workload.workflows import load as model
-from tests.chaos.workload.workflows.load import Workload
+from tests.chaos.workload.load import Load
+from tests.chaos.workload.names import ELSEWHERE
 
 LISTENING_PORTS = range(10_000, 32_000)
 """Below those that Linux takes for the near end of a connection."""
@@ -201,16 +201,16 @@ class Site:
     def _dispatcher(self, name: str, mode: str) -> list[str]:
         return [sys.executable, "-m", "stepwell.cli", "dispatcher", "--server", self.address(name), "--mode", mode]
 
-    def driver(self, workload: Workload) -> Running:
+    def driver(self, loads: Sequence[Load]) -> Running:
         """The client, not yet started."""
         config = {
             "folder": str(self.folder),
             "seed": self.seed,
-            "workload": model.workload_to(workload),
+            "loads": {load.primitive: asdict(load) for load in loads},
             "address": self.address("driver"),
             "servers": {name: f"127.0.0.1:{self.links[f'driver/{name}']}" for name in self.server_names},
         }
-        self._add("driver", lambda: python("workload.workflows.client", config))
+        self._add("driver", lambda: python("workload.driver", config))
         return self.processes["driver"]
 
     async def open(self) -> None:
@@ -261,7 +261,7 @@ async def _opened(site: Site) -> AsyncIterator[Site]:
 
 async def _make_namespace(address: str) -> None:
     """Make the other namespace, over a store that may stumble."""
-    request = CreateNamespaceRequest(name=model.ELSEWHERE, request_id=uuid4().hex)
+    request = CreateNamespaceRequest(name=ELSEWHERE, request_id=uuid4().hex)
     async with aio.insecure_channel(address) as channel, asyncio.timeout(20):
         while True:
             with suppress(aio.AioRpcError):

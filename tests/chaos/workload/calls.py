@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, TypeAlias
@@ -13,11 +13,6 @@ from google.protobuf.message import Message
 from grpc import aio
 
 from stepwell.errors import failure_of
-from stepwell.v1 import dispatchers_pb2, hooks_pb2
-from stepwell.v1 import workflows_pb2 as pb
-from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
-from stepwell.v1.hooks_pb2_grpc import HookServiceStub
-from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.chaos.facts.calls import Call
 from tests.chaos.facts.fact import Row, now_ns
 from tests.chaos.facts.records import Recorder
@@ -35,26 +30,8 @@ _OPTIONS = [
 ]
 
 Ask: TypeAlias = Callable[[Any], Awaitable[Any]]
-
-
-def answer_of(reply: Message) -> tuple[Row, int | None]:
-    """What an answer says, and the revision that it names."""
-    if isinstance(reply, pb.SendEventResponse):
-        event = reply.event
-        return {"event_id": event.event_id, "created_at": event.created_at.ToMicroseconds()}, None
-    if isinstance(reply, hooks_pb2.TriggerHooksResponse):
-        stored = [one.hook for one in reply.results if one.HasField("hook")]
-        return {"hooks": {one.hook_id: one.created_at.ToMicroseconds() for one in stored}}, None
-    if isinstance(reply, dispatchers_pb2.GetNextWakeResponse):
-        wake = reply.next_wake
-        at = wake.wake_at.ToMicroseconds() if wake.HasField("wake_at") else None
-        return {"wake_at": at, "now": reply.now.ToMicroseconds()}, None
-    instance = reply.instance  # type: ignore[attr-defined]
-    return {
-        "status": pb.InstanceStatus.Name(instance.status).removeprefix("INSTANCE_STATUS_").lower(),
-        "run_number": instance.run_number,
-        "created_at": instance.created_at.ToMicroseconds(),
-    }, instance.revision
+Answer: TypeAlias = tuple[Row, int | None]
+"""What an answer says, and the revision that it names."""
 
 
 @dataclass
@@ -64,6 +41,10 @@ class Caller:
     servers: dict[str, str]
     recorder: Recorder
     rng: random.Random
+    stubs: Sequence[Callable[[aio.Channel], Any]]
+    """Of all services that are called."""
+    answers: Mapping[type[Message], Callable[[Any], Answer]]
+    """What their answers say, by type."""
     hasty: float = 0.0
     waits: bool = False
     """Calls wait for a connection: one that was lost is made again only after a pause."""
@@ -71,13 +52,12 @@ class Caller:
     _numbers: count[int] = field(default_factory=count)
 
     def __post_init__(self) -> None:
-        self._stubs = {
-            name: Services(aio.insecure_channel(address, options=_OPTIONS)) for name, address in self.servers.items()
-        }
+        channels = {name: aio.insecure_channel(address, options=_OPTIONS) for name, address in self.servers.items()}
+        self._services = {name: Services([stub(channel) for stub in self.stubs]) for name, channel in channels.items()}
 
     def services(self, server: str) -> Any:
         """The methods of one server."""
-        return self._stubs[server]
+        return self._services[server]
 
     async def surely(self, op: str, key: str, ask: Ask, value: Row | None = None, request_id: str = "") -> Any:
         """Call until it is answered. None: it was refused."""
@@ -102,13 +82,13 @@ class Caller:
         seconds: float = CALL_SECONDS,
     ) -> tuple[bool, Any]:
         """Call once. Whether its outcome is known, and its answer unless it was refused."""
-        server = server or self.rng.choice(list(self._stubs))
+        server = server or self.rng.choice(list(self._services))
         about: dict[str, Any] = {"call": f"{self.process}-{next(self._numbers)}", "op": op, "key": key}
         about |= {"process": self.process, "request_id": request_id, "server": server}
         self.recorder.record(Call(**about, phase="invoke", mono_ns=now_ns(), value=value or {}))
         try:
             async with asyncio.timeout(seconds + 1):
-                reply = await ask(_Timed(self._stubs[server], seconds, self.waits))
+                reply = await ask(_Timed(self._services[server], seconds, self.waits))
         except aio.AioRpcError as error:
             failure = failure_of(error)
             phase: Any = "fail" if failure.code.name in REFUSED else "info"
@@ -118,7 +98,7 @@ class Caller:
         except TimeoutError:
             self.recorder.record(Call(**about, phase="info", mono_ns=now_ns(), code="DEADLINE_EXCEEDED"))
             return False, None
-        answered, revision = answer_of(reply)
+        answered, revision = self.answers[type(reply)](reply)
         self.recorder.record(Call(**about, phase="ok", mono_ns=now_ns(), value=answered, revision=revision))
         return True, reply
 
@@ -139,8 +119,8 @@ class _Timed:
 class Services:
     """The methods of all services of a server."""
 
-    def __init__(self, channel: aio.Channel) -> None:
-        self._stubs = [kind(channel) for kind in (WorkflowServiceStub, HookServiceStub, DispatcherServiceStub)]
+    def __init__(self, stubs: Sequence[Any]) -> None:
+        self._stubs = stubs
 
     def __getattr__(self, method: str) -> Any:
         return next(getattr(stub, method) for stub in self._stubs if hasattr(stub, method))

@@ -1,12 +1,10 @@
-"""The client of hooks in a chaos run: triggers them, follows every server's wakes, and asks for the next one."""
+"""The user of hooks in a chaos run: triggers them, follows every server's wakes, and asks for the next one."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Coroutine, Sequence
 from itertools import count
 from typing import Any
 from uuid import uuid4
@@ -18,34 +16,36 @@ from stepwell.payloads import to_payload
 from stepwell.v1 import dispatchers_pb2, hooks_pb2
 from stepwell.v1.common_pb2 import BACKOFF_CONSTANT, RetryPolicy
 from tests.chaos.facts.fact import now_ns
-from tests.chaos.facts.records import Recorder
 from tests.chaos.facts.wakes import Told
-from tests.chaos.workload.calls import Caller
-from tests.chaos.workload.workflows.load import HOOK_ATTEMPTS, NAMESPACE, HookOrder
+from tests.chaos.workload.hooks.load import ATTEMPTS, NOTE, HookOrder, Hooks
+from tests.chaos.workload.names import NAMESPACE
+from tests.chaos.workload.primitive import Desk
 
-NAME = "note"
 ASK_EVERY = 0.5
 RECONNECT = 0.2
 
 
-@dataclass
-class HookDriver:
+class HookUser:
     """Brings hooks in, and looks at wakes until it is told to stop."""
 
-    batches: Sequence[Sequence[HookOrder]]
-    caller: Caller
-    recorder: Recorder
-    rng: random.Random
-
-    def __post_init__(self) -> None:
+    def __init__(self, load: Hooks, desk: Desk) -> None:
+        self.rng, self.recorder, self.caller, self.began = desk.rng, desk.recorder, desk.caller, desk.began
+        self.batches = load.drawn(desk.seed)
         self._streams = count()
 
-    async def trigger_all(self, began: float) -> None:
+    async def bring(self) -> None:
         """Trigger every batch when it arrives, until each hook of it is known to be stored."""
-        await asyncio.gather(*(self._trigger(batch, began) for batch in self.batches))
+        await asyncio.gather(*(self._trigger(batch) for batch in self.batches))
 
-    async def _trigger(self, batch: Sequence[HookOrder], began: float) -> None:
-        await asyncio.sleep(began + batch[0].arrive - asyncio.get_running_loop().time())
+    def looks(self) -> list[Coroutine[Any, Any, None]]:
+        """Every server's wakes, followed and asked for."""
+        return [self._ask(), *(self._follow(server) for server in self.caller.servers)]
+
+    async def tail(self) -> None:
+        """It asks all the time."""
+
+    async def _trigger(self, batch: Sequence[HookOrder]) -> None:
+        await asyncio.sleep(self.began + batch[0].arrive - asyncio.get_running_loop().time())
         left = [_item(order, time.time()) for order in batch]
         while left:
             request = hooks_pb2.TriggerHooksRequest(namespace=NAMESPACE, items=left)
@@ -56,14 +56,14 @@ class HookDriver:
             stored = {one.hook.hook_id for one in reply.results if one.HasField("hook")}
             left = [item for item in left if item.hook_id not in stored]
 
-    async def ask(self) -> None:
+    async def _ask(self) -> None:
         """Ask some server for the next wake, again and again."""
         request = dispatchers_pb2.GetNextWakeRequest(namespace=NAMESPACE)
         while True:
             await self.caller.once("next_wake", "", lambda stub: stub.GetNextWake(request))
             await asyncio.sleep(self.rng.uniform(0, 2 * ASK_EVERY))
 
-    async def follow(self, server: str) -> None:
+    async def _follow(self, server: str) -> None:
         """Follow a server's wakes, again whenever the stream has ended."""
         while True:
             stream = f"{server}-{next(self._streams)}"
@@ -82,10 +82,10 @@ class HookDriver:
 
 
 def _item(order: HookOrder, now: float) -> Any:
-    retry = RetryPolicy(max_attempts=HOOK_ATTEMPTS, backoff=BACKOFF_CONSTANT)
+    retry = RetryPolicy(max_attempts=ATTEMPTS, backoff=BACKOFF_CONSTANT)
     retry.delay.FromMilliseconds(200)
     item = hooks_pb2.TriggerHooksItem(
-        name=NAME,
+        name=NOTE,
         hook_id=order.id,
         payload=to_payload({"failures": order.failures}),
         retry=retry,

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import json
-import sqlite3
 from collections.abc import AsyncIterator
 from itertools import product
 from typing import Any
 
-import asyncpg
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
-from sqlalchemy import make_url
 
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.chaos.facts.fact import Fact, Row, key_of
-from tests.chaos.facts.hooks import HookRow
-from tests.chaos.facts.tasks import TaskRow
 from tests.chaos.facts.workflows import EventRow, InstanceRow, StepRow
-from tests.chaos.workload.workflows.load import NAMESPACES
+from tests.chaos.workload.names import NAMESPACES
+from tests.chaos.workload.tables import fetch
+from tests.chaos.workload.workflows.load import Orders
 
 PAGE = 100
 SECONDS = 20.0
 
 
-async def by_api(address: str, workflows: list[str]) -> list[Fact]:
-    """Everything that the API shows of these workflows."""
+async def snapshot(address: str, url: str) -> list[Fact]:
+    """All instances with their steps and events, by both."""
+    return [*await _by_api(address), *await _by_sql(url)]
+
+
+async def _by_api(address: str) -> list[Fact]:
     facts: list[Fact] = []
     async with aio.insecure_channel(address) as channel:
         stub: Any = WorkflowServiceStub(channel)
-        for namespace, workflow in product(NAMESPACES, workflows):
+        for namespace, workflow in product(NAMESPACES, Orders.handlers):
             async for instance in _instances(stub, namespace, workflow):
                 facts.append(_instance(instance))
                 for run in range(instance.run_number + 1):
@@ -148,35 +149,12 @@ SELECT s.*, i.namespace, i.workflow, i.instance_id FROM workflow_steps s JOIN wo
 _EVENTS = """
 SELECT e.*, i.workflow, i.instance_id FROM workflow_events e JOIN workflow_instances i ON i.id = e.task_id
 """
-_TASKS = "SELECT * FROM tasks"
-_HOOKS = "SELECT * FROM hooks"
 
 
-async def by_sql(url: str, now_us: int) -> list[Fact]:
-    """Everything that the tables hold."""
+async def _by_sql(url: str) -> list[Fact]:
     facts: list[Fact] = [_instance_of(row) for row in await fetch(url, _INSTANCES)]
     facts += [_step_of(row) for row in await fetch(url, _STEPS)]
-    facts += [_event_of(row) for row in await fetch(url, _EVENTS)]
-    facts += [_hook_of(row) for row in await fetch(url, _HOOKS)]
-    facts += [
-        TaskRow(key_of(row["namespace"], row["name"], row["key"]), now_us, row) for row in await fetch(url, _TASKS)
-    ]
-    return facts
-
-
-async def fetch(url: str, sql: str) -> list[Row]:
-    """The rows of a query on either database."""
-    parsed = make_url(url)
-    if parsed.get_backend_name() == "sqlite":
-        connection = sqlite3.connect(parsed.database or "", timeout=10)
-        connection.row_factory = sqlite3.Row
-        rows: list[Any] = connection.execute(sql).fetchall()
-        connection.close()
-    else:
-        database = await asyncpg.connect(url)
-        rows = await database.fetch(sql)
-        await database.close()
-    return [dict(row) for row in rows]
+    return facts + [_event_of(row) for row in await fetch(url, _EVENTS)]
 
 
 def _key(row: Row) -> str:
@@ -223,8 +201,3 @@ def _event_of(row: Row) -> EventRow:
         consumed_by_step=row["consumed_by_step"] or None,
         request_id=row["request_id"],
     )
-
-
-def _hook_of(row: Row) -> HookRow:
-    same = ("hook_id", "status", "attempts", "max_attempts", "idempotency_key", "created_at", "process_at", "ended_at")
-    return HookRow(**{name: row[name] for name in same})

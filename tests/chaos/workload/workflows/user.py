@@ -1,19 +1,12 @@
-"""The client of a chaos run: creates orders, approves them, meddles with some, watches all, and writes down every call.
-
-It asks a random server each time and repeats what nobody answered under the same request id, until it is answered.
-"""
+"""The user of workflows in a chaos run: creates orders, approves them, meddles with some, and watches all."""
 
 from __future__ import annotations
 
 import asyncio
-import json
-import random
-import sys
 import time
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack, suppress
+from contextlib import suppress
 from itertools import count
-from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
@@ -22,13 +15,12 @@ from stepwell.payloads import to_payload
 from stepwell.v1 import workflows_pb2 as pb
 from tests.chaos.facts.calls import Call
 from tests.chaos.facts.fact import key_of, now_ns
-from tests.chaos.facts.records import Recorder
 from tests.chaos.facts.run import Count
 from tests.chaos.facts.workflows import Scan, Seen
-from tests.chaos.workload.calls import Ask, Caller
-from tests.chaos.workload.hooks.client import HookDriver
-from tests.chaos.workload.workflows import load as model
-from tests.chaos.workload.workflows.load import CHILD, NAMESPACE, NAMESPACES, POISON, SLEEPER, Order
+from tests.chaos.workload.calls import Ask
+from tests.chaos.workload.names import NAMESPACE
+from tests.chaos.workload.primitive import Desk
+from tests.chaos.workload.workflows.load import CHILD, POISON, SLEEPER, Order, Orders, parcel
 
 SCAN_EVERY = 3.0
 SCAN_PAGE = 10
@@ -44,52 +36,32 @@ TAIL = 25
 TAIL_TRIES = 5
 
 
-class Driver:
+class OrderUser:
     """Brings every order to its end."""
 
-    def __init__(self, config: dict[str, Any]) -> None:
-        seed = config["seed"]
-        workload = model.workload_from(config["workload"])
-        self.rng = random.Random(f"driver/{seed}")
-        self.rivals, self.shots = workload.rivals, workload.shots
-        instant = {"nap_until_ms": round((time.time() + workload.seconds + AFTER_LAST) * 1000)}
-        self.instant = instant if workload.same_instant else {}
-        self.orders = model.orders(workload, seed)
-        self.recorder = Recorder(Path(config["folder"]) / "client.jsonl")
-        self.servers: dict[str, str] = config["servers"]
-        self.caller = Caller(self.servers, self.recorder, self.rng, workload.hasty)
-        self.address: str = config["address"]
+    def __init__(self, load: Orders, desk: Desk) -> None:
+        self.desk = desk
+        self.rng, self.recorder, self.caller, self.clients = desk.rng, desk.recorder, desk.caller, desk.clients
+        self.rivals, self.shots = load.rivals, load.shots
+        instant = {"nap_until_ms": round((time.time() + load.seconds + AFTER_LAST) * 1000)}
+        self.instant = instant if load.same_instant else {}
+        self.orders = load.drawn(desk.seed)
         self.latency = 0.005
         """Seconds from sending an event to its stamp, as of late."""
-        self.hooks = HookDriver(model.hooks(workload, seed), self.caller, self.recorder, self.rng)
         self.watches, self.refusals = count(), count()
 
-    async def run(self) -> None:
-        """All orders, from arrival to end; then the tail that shows that everything answers again."""
-        self.began = asyncio.get_running_loop().time()
-        async with AsyncExitStack() as stack:
-            clients = [Client(self.address, namespace=one) for one in NAMESPACES]
-            self.clients = {one.namespace: await stack.enter_async_context(one) for one in clients}
-            looking = [asyncio.create_task(look) for look in self._looks()]
-            await asyncio.gather(self.hooks.trigger_all(self.began), *(self._order(order) for order in self.orders))
-            print("ended", flush=True)
-            await asyncio.to_thread(sys.stdin.readline)  # the conductor says when all is healed
-            await self._tail()
-            for one in looking:
-                one.cancel()
-        print("done", flush=True)
+    async def bring(self) -> None:
+        """All orders, from arrival to end."""
+        await asyncio.gather(*(self._order(order) for order in self.orders))
 
-    def _looks(self) -> list[Coroutine[Any, Any, None]]:
-        """What is looked at all the time."""
-        scans = [self._scan(client) for client in self.clients.values()]
-        if not self.hooks.batches:
-            return scans
-        return [*scans, self.hooks.ask(), *(self.hooks.follow(server) for server in self.servers)]
+    def looks(self) -> list[Coroutine[Any, Any, None]]:
+        """Scans of each namespace."""
+        return [self._scan(client) for client in self.clients.values()]
 
     # ---- one order
 
     async def _order(self, order: Order) -> None:
-        await asyncio.sleep(self.began + order.arrive - asyncio.get_running_loop().time())
+        await asyncio.sleep(self.desk.began + order.arrive - asyncio.get_running_loop().time())
         await self._create(order)
         handle: Instance[Any] = Instance(self.clients[order.namespace], order.workflow, order.id)
         if order.workflow == POISON:
@@ -229,13 +201,12 @@ class Driver:
 
     # ---- the end
 
-    async def _tail(self) -> None:
-        """Ask every server, then have each store something, and see that it is executed. Nobody is hasty any more."""
-        self.caller.hasty, self.caller.waits = 0.0, True
-        for server in self.servers:
+    async def tail(self) -> None:
+        """Ask every server, then have each store something, and see that it is executed."""
+        for server in self.caller.servers:
             for _ in range(TAIL):
                 await self._get(self.rng.choice(self.orders).key, server)
-        await asyncio.gather(*(self._last_parcel(server) for server in self.servers))
+        await asyncio.gather(*(self._last_parcel(server) for server in self.caller.servers))
 
     async def _last_parcel(self, server: str) -> None:
         """A parcel of nobody's order. No other server is asked; this one again, as its store may stumble to the end."""
@@ -246,7 +217,7 @@ class Driver:
             params=to_payload({}),
             request_id=uuid4().hex,
         )
-        program = model.parcel(request.instance_id)
+        program = parcel(request.instance_id)
         self.recorder.record(program)
         ask: Ask = lambda stub: stub.CreateInstance(request)  # noqa: E731
         for _ in range(TAIL_TRIES):
@@ -271,12 +242,3 @@ async def _pages(client: Client, workflow: str) -> AsyncIterator[str]:
 def _spelled(status: str) -> str:
     """A status of the SDK as the schema spells it."""
     return "".join(f"_{letter.lower()}" if letter.isupper() else letter for letter in str(status))
-
-
-async def drive(config: dict[str, Any]) -> None:
-    """Channels belong to the loop that they are made on, so that the driver is made here."""
-    await Driver(config).run()
-
-
-if __name__ == "__main__":
-    asyncio.run(drive(json.loads(sys.argv[1])))
