@@ -12,7 +12,8 @@ import pytest
 from tests.chaos.checker import checker
 from tests.chaos.facts import records
 from tests.chaos.faults.database import DatabaseRestart
-from tests.chaos.faults.processes import Drain, Freeze, Kill, Partition, Storm
+from tests.chaos.faults.network import Partition, Storm
+from tests.chaos.faults.processes import Drain, Freeze, Kill
 from tests.chaos.run import Run
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology

@@ -11,7 +11,7 @@ from typing import Any
 
 import asyncpg
 
-from tests.chaos.faults.processes import Kind
+from tests.chaos.faults.kind import Kind
 from tests.chaos.site.databases import Postgres
 from tests.chaos.site.site import Site
 

@@ -6,14 +6,14 @@ import asyncio
 import os
 import signal
 import sqlite3
-import sys
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from tests.chaos.facts.fact import now_ns
 from tests.chaos.facts.run import Trouble
-from tests.chaos.faults.processes import Kind, victim
+from tests.chaos.faults.kind import Kind, victim
+from tests.chaos.site.processes import SERVER
 from tests.chaos.site.site import Site
 
 
@@ -78,7 +78,7 @@ class SecondServer(Kind):
     async def fire(self, site: Site) -> None:
         async with self.noted(site, "database"):
             process = await asyncio.create_subprocess_exec(
-                *(sys.executable, "-m", "stepwell_server", "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"),
+                *(*SERVER, "--listen", "127.0.0.1:0", "--ops-listen", "127.0.0.1:0"),
                 *("--database", site.database.url),
                 stdout=asyncio.subprocess.DEVNULL,
                 stderr=asyncio.subprocess.PIPE,

@@ -1,59 +1,20 @@
-"""The faults: each knows how to happen to a site, and how to be over. The numbers are those of the fault matrix."""
+"""Faults of processes: they die, stand, are starved, leave, and come back."""
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, field
-from fnmatch import fnmatch
-from typing import Any
+from contextlib import suppress
+from dataclasses import dataclass
 
-from tests.chaos.facts.fact import now_ns, wall_us
-from tests.chaos.facts.run import NOBODY, Fault, Trouble
-from tests.chaos.site.processes import ROOT, Running, python
+from tests.chaos.facts.fact import now_ns
+from tests.chaos.facts.run import Trouble
+from tests.chaos.faults.kind import Kind, everybody, victim
+from tests.chaos.site.processes import ROOT, python
 from tests.chaos.site.site import DRAIN_GRACE, Site
 
 CRASHED = 42
 """The exit code of a server that a failpoint has ended."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of fault. Times are in leases, so that one schedule fits every clock."""
-
-    id: str
-
-    async def fire(self, site: Site) -> None:
-        """Let it happen, and be over."""
-        raise NotImplementedError
-
-    @asynccontextmanager
-    async def noted(self, site: Site, target: str, **details: Any) -> AsyncIterator[None]:
-        """Write down that it begins and ends."""
-        site.recorder.record(Fault(self.id, target, "begin", now_ns(), wall_us(), details))
-        try:
-            yield
-        finally:
-            site.recorder.record(Fault(self.id, target, "end", now_ns(), wall_us()))
-
-
-async def victim(site: Site, role: str) -> Running:
-    """Some process of the role that serves and moves; if all are down, the first that is up again."""
-    async with asyncio.timeout(60):
-        while not (candidates := site.of_role(role)):
-            await asyncio.sleep(0.05)
-    return site.rng.choice(candidates)
-
-
-async def everybody(site: Site, role: str) -> list[Running]:
-    """All processes of the role, as soon as all serve and move."""
-    number = sum(name.startswith(role) for name in site.processes)
-    async with asyncio.timeout(60):
-        while len(there := site.of_role(role)) < number:
-            await asyncio.sleep(0.05)
-    return there
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,46 +111,6 @@ class Drain(Kind):
 
 
 @dataclass(frozen=True, slots=True)
-class Storm(Kind):
-    """Weather on some links for some leases. `number`: how many of those that match."""
-
-    links: str
-    do: str
-    leases: float = 1.0
-    number: int = 1
-    options: dict[str, Any] = field(default_factory=dict)
-
-    async def fire(self, site: Site) -> None:
-        matching = sorted(name for name in site.links if fnmatch(name, self.links))
-        chosen = site.rng.sample(matching, min(self.number, len(matching)))
-        async with self.noted(site, f"{self.do} {','.join(chosen)}", **self.options):
-            for link in chosen:
-                await site.weather(link, self.do, **self.options)
-            await asyncio.sleep(self.leases * site.lease)
-            for link in chosen:
-                await site.weather(link, "pass")
-
-
-@dataclass(frozen=True, slots=True)
-class Partition(Kind):
-    """All links of one process to others are blackholed, one way or both."""
-
-    role: str
-    way: str = "both"
-    leases: float = 3.0
-
-    async def fire(self, site: Site) -> None:
-        one = await victim(site, self.role)
-        links = [link for link in site.links if one.name in link.split("/") and not link.endswith("/database")]
-        async with self.noted(site, f"{one.name}-{one.starts - 1} {self.way}"):
-            for link in links:
-                await site.weather(link, "blackhole", way=self.way)
-            await asyncio.sleep(self.leases * site.lease)
-            for link in links:
-                await site.weather(link, "pass")
-
-
-@dataclass(frozen=True, slots=True)
 class Starve(Kind):
     """A process gets a share of its time only, in slices of a tenth of a second."""
 
@@ -262,14 +183,3 @@ class Respawn(Kind):
                     if not one.alive:
                         await one.start()
                 await asyncio.sleep(0.1)
-
-
-@dataclass(frozen=True, slots=True)
-class Nothing(Kind):
-    """No fault of the nemesis's: what goes wrong is part of the topology or the workload."""
-
-    leases: float = 0.0
-
-    async def fire(self, site: Site) -> None:
-        async with self.noted(site, NOBODY):
-            await asyncio.sleep(self.leases * site.lease)

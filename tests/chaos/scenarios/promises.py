@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from tests.chaos.faults.database import ClockStep, DatabaseRestart
-from tests.chaos.faults.processes import Drain, Freeze, Kill, KillAll, Nothing, Partition, Storm
+from tests.chaos.faults.kind import Nothing
+from tests.chaos.faults.network import Partition, Storm
+from tests.chaos.faults.processes import Drain, Freeze
+from tests.chaos.scenarios.parts import KILLS, LONG_BODIES, SQLITE
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
-from tests.chaos.workload.hooks.load import Hooks
 from tests.chaos.workload.workflows.load import Orders
 
-SQLITE = Topology("sqlite", servers=1)
-KILLS = (Kill("F01", "worker"), Kill("F05", "server"))
-LONG_BODIES = (Orders(body_ms=2000.0),)
-SIDECARS = Topology(servers=2, workers=2, dispatchers=("stream", "stream", "poll"), settings=("--dispatch", "external"))
-
-CATALOGUE = (
+PROMISES = (
     Scenario(
         "kill-postgresql",
         "kill -9 of a random worker or server, 20 times",
@@ -112,17 +109,5 @@ CATALOGUE = (
         (Orders(instances=1500, seconds=135.0, kind="race", twice=0.0, aim_ms=6.0, shots=8),),
         schedule=(Cycle((Nothing("F80", 45.0),), every=-0.1),),
         overlaps={"near-deadline": 2000},
-    ),
-    Scenario(
-        "hooks",
-        "10,000 hooks, half of them for later; servers that need dispatchers; kill -9 of anybody, and of all of these",
-        SIDECARS,
-        (Orders(instances=40, seconds=50.0, elsewhere=0.0), Hooks(seconds=50.0)),  # elsewhere there is no dispatcher
-        schedule=(
-            Cycle((*KILLS, Kill("F09", "dispatcher")), every=1.0, times=20),
-            Cycle((KillAll("F09", "dispatcher"),), every=-1.0, times=2),
-        ),
-        drain_leases=30.0,
-        patience=5.0,  # a dispatcher that polls does so every five seconds, and it may be the only one left
     ),
 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from tests.chaos.faults.processes import Kind
+from tests.chaos.faults.kind import Kind
 from tests.chaos.site.site import Topology
 from tests.chaos.workload.load import Load
 from tests.chaos.workload.workflows.load import Orders

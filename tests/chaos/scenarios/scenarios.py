@@ -6,9 +6,15 @@ from dataclasses import replace
 
 from tests.chaos.faults.database import DatabaseRestart
 from tests.chaos.faults.processes import Kill
-from tests.chaos.scenarios.matrix import MATRIX
-from tests.chaos.scenarios.promises import CATALOGUE
+from tests.chaos.scenarios.database import DATABASE
+from tests.chaos.scenarios.file import FILE
+from tests.chaos.scenarios.hooks import HOOKS
+from tests.chaos.scenarios.network import NETWORK
+from tests.chaos.scenarios.processes import PROCESSES
+from tests.chaos.scenarios.promises import PROMISES
+from tests.chaos.scenarios.races import RACES
 from tests.chaos.scenarios.scenario import Cycle, Scenario
+from tests.chaos.scenarios.time import TIME
 from tests.chaos.site.site import Topology
 from tests.chaos.workload.workflows.load import Orders
 
@@ -43,7 +49,9 @@ def looked_at(scenario: Scenario) -> Scenario:
     return replace(scenario, overlaps=looks | scenario.overlaps)
 
 
-SCENARIOS = {one.name: looked_at(one) for one in (*CATALOGUE, *MATRIX, soak(30.0))}
+EVERY = (*PROMISES, *HOOKS, *PROCESSES, *DATABASE, *FILE, *NETWORK, *TIME, *RACES, soak(30.0))
+"""A primitive adds its own."""
+SCENARIOS = {one.name: looked_at(one) for one in EVERY}
 
 
 def slowed(scenario: Scenario, lease: float) -> Scenario:

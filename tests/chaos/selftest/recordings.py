@@ -6,7 +6,9 @@ Together they hold everything that a lie needs a place for. A primitive adds a s
 from __future__ import annotations
 
 from tests.chaos.faults.database import DatabaseRestart
-from tests.chaos.faults.processes import Freeze, Kill, KillAll, Nothing, Respawn, Storm
+from tests.chaos.faults.kind import Nothing
+from tests.chaos.faults.network import Storm
+from tests.chaos.faults.processes import Freeze, Kill, KillAll, Respawn
 from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
 from tests.chaos.workload.hooks.load import Hooks

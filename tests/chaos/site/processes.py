@@ -151,6 +151,10 @@ def count_tasks_when_asked(folder: Path, name: str) -> None:
     signal.signal(signal.SIGUSR2, lambda *_: path.write_text(str(len(asyncio.all_tasks(asyncio.get_running_loop())))))
 
 
+SERVER = (sys.executable, "-m", "stepwell_server")
+"""The plain program."""
+
+
 def python(module: str, config: dict[str, Any]) -> list[str]:
     """The command that runs a module of this package with a configuration."""
     return [sys.executable, "-m", f"tests.chaos.{module}", json.dumps(config)]

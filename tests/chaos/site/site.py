@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 import socket
 import sys
@@ -24,7 +23,7 @@ from tests.chaos.facts.records import Recorder
 from tests.chaos.facts.run import Count
 from tests.chaos.site import trail
 from tests.chaos.site.databases import Postgres, Sqlite, small_disk, start_postgres
-from tests.chaos.site.processes import Running, python
+from tests.chaos.site.processes import SERVER, Running, python
 from tests.chaos.workload.load import Load
 from tests.chaos.workload.names import ELSEWHERE
 
@@ -177,9 +176,9 @@ class Site:
         if isinstance(self.database, Postgres):
             url = self.database.through(self.links[f"{name}/database"])
         store = {"folder": str(self.folder), "name": name, "seed": self.seed, "lease": lease, **self.topology.store}
-        program = ["stepwell_server"] if not self.topology.store else ["tests.chaos.site.server", json.dumps(store)]
+        program = python("site.server", store) if self.topology.store else SERVER
         return [
-            *(sys.executable, "-m", *program),
+            *program,
             *("--listen", self.direct(name), "--ops-listen", "127.0.0.1:0", "--database", url),
             *("--leases.lease", f"{lease}", "--leases.ack-window", f"{lease}"),  # of a machine that is busy
             *("--leases.reconnect-grace", f"{lease / 6}", "--drain-settle", "0.2"),
@@ -272,6 +271,6 @@ async def _make_namespace(address: str) -> None:
 
 async def _migrate(url: str) -> None:
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "stepwell_server", "migrate", "--database", url, stdout=asyncio.subprocess.DEVNULL
+        *SERVER, "migrate", "--database", url, stdout=asyncio.subprocess.DEVNULL
     )
     assert await process.wait() == 0
