@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
@@ -18,9 +19,9 @@ from tests.chaos.facts.run import Plan, Stage, Trouble
 from tests.chaos.scenarios.scenario import Scenario, draw
 from tests.chaos.site import trail
 from tests.chaos.site.databases import Postgres, Sqlite
+from tests.chaos.site.names import NAMESPACES
 from tests.chaos.site.site import SLOTS, Site, open_site
 from tests.chaos.site.vitals import Vitals
-from tests.chaos.workload.names import NAMESPACES
 from tests.chaos.workload.primitives import PRIMITIVES
 from tests.chaos.workload.tables import fetch, tasks
 
@@ -57,7 +58,7 @@ class Run:
         return vitals
 
     async def _break_and_heal(self, site: Site) -> None:
-        driver = site.driver(self.scenario.workload)
+        driver = site.driver({load.primitive: asdict(load) for load in self.scenario.workload})
         await self._registered(site)
         await driver.start()
         self._started = time.monotonic()

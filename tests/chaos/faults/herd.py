@@ -16,7 +16,7 @@ from grpc import aio
 
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from tests.chaos.workload.names import NAMESPACE
+from tests.chaos.site.names import NAMESPACE
 from tests.chaos.workload.workflows.load import CHILD
 
 STREAMS_PER_CHANNEL = 10

@@ -7,9 +7,9 @@ import random
 import socket
 import sys
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
@@ -23,9 +23,8 @@ from tests.chaos.facts.records import Recorder
 from tests.chaos.facts.run import Count
 from tests.chaos.site import trail
 from tests.chaos.site.databases import Postgres, Sqlite, small_disk, start_postgres
+from tests.chaos.site.names import ELSEWHERE
 from tests.chaos.site.processes import SERVER, Running, python
-from tests.chaos.workload.load import Load
-from tests.chaos.workload.names import ELSEWHERE
 
 LISTENING_PORTS = range(10_000, 32_000)
 """Below those that Linux takes for the near end of a connection."""
@@ -200,12 +199,12 @@ class Site:
     def _dispatcher(self, name: str, mode: str) -> list[str]:
         return [sys.executable, "-m", "stepwell.cli", "dispatcher", "--server", self.address(name), "--mode", mode]
 
-    def driver(self, loads: Sequence[Load]) -> Running:
-        """The client, not yet started."""
+    def driver(self, loads: dict[str, dict[str, Any]]) -> Running:
+        """The client, not yet started, with the load of each primitive as plain values."""
         config = {
             "folder": str(self.folder),
             "seed": self.seed,
-            "loads": {load.primitive: asdict(load) for load in loads},
+            "loads": loads,
             "address": self.address("driver"),
             "servers": {name: f"127.0.0.1:{self.links[f'driver/{name}']}" for name in self.server_names},
         }

@@ -16,9 +16,9 @@ from typing import Any
 
 from stepwell import Client
 from tests.chaos.facts.records import Recorder
+from tests.chaos.site.names import NAMESPACES
 from tests.chaos.workload.calls import Caller
 from tests.chaos.workload.load import Load
-from tests.chaos.workload.names import NAMESPACES
 from tests.chaos.workload.primitive import Desk
 from tests.chaos.workload.primitives import PRIMITIVES
 

@@ -17,10 +17,10 @@ from stepwell.holdings import Holdings
 from stepwell.v1 import workers_pb2 as pb
 from tests.chaos.facts.fact import now_ns
 from tests.chaos.facts.tasks import GivenUp
+from tests.chaos.site.names import ELSEWHERE
 from tests.chaos.site.processes import count_tasks_when_asked
 from tests.chaos.workload import zombies
 from tests.chaos.workload.ledger import DeliberateFailure, Ledger
-from tests.chaos.workload.names import ELSEWHERE
 from tests.chaos.workload.primitives import PRIMITIVES
 
 CACHE = 20

@@ -17,8 +17,8 @@ from stepwell.v1 import dispatchers_pb2, hooks_pb2
 from stepwell.v1.common_pb2 import BACKOFF_CONSTANT, RetryPolicy
 from tests.chaos.facts.fact import now_ns
 from tests.chaos.facts.wakes import Told
+from tests.chaos.site.names import NAMESPACE
 from tests.chaos.workload.hooks.load import ATTEMPTS, NOTE, HookOrder, Hooks
-from tests.chaos.workload.names import NAMESPACE
 from tests.chaos.workload.primitive import Desk
 
 ASK_EVERY = 0.5

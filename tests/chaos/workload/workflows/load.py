@@ -14,8 +14,8 @@ from typing import Any, ClassVar, Literal, Self, TypeAlias
 
 from tests.chaos.facts.fact import key_of
 from tests.chaos.facts.workflows import Program
+from tests.chaos.site.names import ELSEWHERE, NAMESPACE
 from tests.chaos.workload.load import Load
-from tests.chaos.workload.names import ELSEWHERE, NAMESPACE
 
 ORDER = "order"
 CHILD = "parcel"

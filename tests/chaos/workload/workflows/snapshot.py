@@ -15,7 +15,7 @@ from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.chaos.facts.fact import Fact, Row, key_of
 from tests.chaos.facts.workflows import EventRow, InstanceRow, StepRow
-from tests.chaos.workload.names import NAMESPACES
+from tests.chaos.site.names import NAMESPACES
 from tests.chaos.workload.tables import fetch
 from tests.chaos.workload.workflows.load import Orders
 

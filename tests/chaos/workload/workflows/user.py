@@ -17,8 +17,8 @@ from tests.chaos.facts.calls import Call
 from tests.chaos.facts.fact import key_of, now_ns
 from tests.chaos.facts.run import Count
 from tests.chaos.facts.workflows import Scan, Seen
+from tests.chaos.site.names import NAMESPACE
 from tests.chaos.workload.calls import Ask
-from tests.chaos.workload.names import NAMESPACE
 from tests.chaos.workload.primitive import Desk
 from tests.chaos.workload.workflows.load import CHILD, POISON, SLEEPER, Order, Orders, parcel
 
