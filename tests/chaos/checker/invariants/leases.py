@@ -96,7 +96,7 @@ def _leases_exclude_each_other(view: View, story: Story) -> Iterator[Violation]:
         old, new = before.row, after.row
         if after.change == "insert" or old["run_number"] != new["run_number"] or old["status"] != "processing":
             continue
-        moved = new["session_id"] != old["session_id"] or (new["connection"] or 0) < old["connection"]
+        moved = new["session_id"] != old["session_id"] or (new["connection"] or 0) < (old["connection"] or 0)
         if moved and new["status"] == "processing" and new["fence"] == old["fence"]:
             yield Violation("W5", story.key, f"the lease of fence {old['fence']} passed to another without a claim")
         last = view.last_lease.get((old["session_id"], old["connection"]), 0)
