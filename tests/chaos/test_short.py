@@ -19,7 +19,7 @@ from tests.chaos.scenarios.scenario import Cycle, Scenario
 from tests.chaos.site.site import Topology
 from tests.chaos.workload.workflows.load import Orders
 
-WORKLOAD = (Orders(instances=40, seconds=6.0, body_ms=400.0, nap_s=(0.1, 1.0), lifecycle=0.2, hasty=0.1),)
+WORKLOAD = (Orders(instances=40, seconds=6.0, body_ms=400.0, nap_s=(0.1, 1.0), lifecycle=0.2, hasty=0.1, sleepers=2),)
 SEED = 7
 
 ON_POSTGRESQL = Scenario(

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from tests.chaos.checker.checker import check
-from tests.chaos.checker.verdicts import Verdict
 from tests.chaos.facts.records import Recorder, from_line, load, to_line
 from tests.chaos.facts.run import Plan, Stage
 from tests.chaos.selftest.histories import FOLDER, recorded, view_of
 from tests.chaos.selftest.lies import LIES
-from tests.chaos.selftest.lies.forger import Forger, Lie, NoPlace
+from tests.chaos.selftest.lies.forger import Forger, Lie
 from tests.chaos.selftest.recordings import RECORDINGS
+from tests.chaos.selftest.telling import told
 
-TRIES = 2
-"""Times that each lie is told in each history, of another place if it has more than one."""
 MOST_BYTES = 300_000
 INVARIANTS = [
     *(f"W{number}" for number in range(1, 12)),
@@ -38,7 +35,7 @@ def test_what_the_system_did_is_valid(name: str) -> None:
 
 @pytest.mark.parametrize("lie", LIES, ids=lambda lie: lie.name)
 def test_a_lie_about_one_thing_has_a_place_and_is_found_and_named(lie: Lie) -> None:
-    verdicts = list(_told(lie))
+    verdicts = [check(history) for history in told(lie)]
 
     assert verdicts, "no recorded history has a place for it: record one that has (tests/chaos/README.md)"
     for verdict in verdicts:
@@ -46,18 +43,6 @@ def test_a_lie_about_one_thing_has_a_place_and_is_found_and_named(lie: Lie) -> N
             assert {lie.breaks} <= {*verdict.broken} <= {lie.breaks, *lie.also}, str(verdict)
         else:
             assert verdict.status == "unknown", str(verdict)
-
-
-def _told(lie: Lie) -> Iterator[Verdict]:
-    """What the checker says of each history in which the lie has a place."""
-    for name in RECORDINGS:
-        for seed in range(TRIES):
-            forger = Forger(view_of(name), seed)
-            try:
-                lie.tell(forger)
-            except NoPlace:
-                break
-            yield check(forger.history)
 
 
 def test_orders_that_come_after_the_heal_have_their_time() -> None:
