@@ -12,10 +12,13 @@ import tempfile
 import time
 from pathlib import Path
 
-from tests.chaos import checker, records, report
-from tests.chaos.run import Run, Scenario
-from tests.chaos.scenarios import SCENARIOS, shortened, slowed, soak
-from tests.chaos.vitals import Vitals
+from tests.chaos import report
+from tests.chaos.checker import checker
+from tests.chaos.facts import records
+from tests.chaos.run import Run
+from tests.chaos.scenarios.scenario import Scenario
+from tests.chaos.scenarios.scenarios import SCENARIOS, shortened, slowed, soak
+from tests.chaos.site.vitals import Vitals
 
 
 def main() -> int:

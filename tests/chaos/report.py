@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from tests.chaos.records import Call, Fault, History
-from tests.chaos.run import Scenario
-from tests.chaos.site import Topology
-from tests.chaos.verdicts import Status, Verdict
-from tests.chaos.vitals import Level, Vitals
+from tests.chaos.checker.verdicts import Status, Verdict
+from tests.chaos.facts.calls import Call
+from tests.chaos.facts.records import History
+from tests.chaos.facts.run import Fault
+from tests.chaos.scenarios.scenario import Scenario
+from tests.chaos.site.site import Topology
+from tests.chaos.site.vitals import Level, Vitals
 
 
 @dataclass(frozen=True, slots=True)

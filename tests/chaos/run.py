@@ -3,78 +3,29 @@
 from __future__ import annotations
 
 import asyncio
-import random
 import signal
 import sqlite3
 import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import asdict
 from itertools import product
 from pathlib import Path
 
-from tests.chaos import model, snapshot, trail
-from tests.chaos.databases import Postgres, Sqlite
-from tests.chaos.faults import Kind
-from tests.chaos.model import CHILD, NAMESPACES, Workload
-from tests.chaos.records import Plan, Recorder, Stage, Trouble, now_ns, wall_us
-from tests.chaos.site import SLOTS, Site, Topology, open_site
-from tests.chaos.vitals import Vitals
+from tests.chaos.facts.fact import now_ns, wall_us
+from tests.chaos.facts.records import Recorder
+from tests.chaos.facts.run import Plan, Stage, Trouble
+from tests.chaos.scenarios.scenario import Scenario, draw
+from tests.chaos.site import trail
+from tests.chaos.site.databases import Postgres, Sqlite
+from tests.chaos.site.names import NAMESPACES
+from tests.chaos.site.site import SLOTS, Site, open_site
+from tests.chaos.site.vitals import Vitals
+from tests.chaos.workload.primitives import PRIMITIVES
+from tests.chaos.workload.tables import fetch, tasks
 
 Say = Callable[[str], None]
-
-
-@dataclass(frozen=True, slots=True)
-class Cycle:
-    """These faults in some order, again and again: every so many leases, so often."""
-
-    faults: tuple[Kind, ...]
-    every: float = 1.0
-    times: int = 1
-
-
-@dataclass(frozen=True, slots=True)
-class Scenario:
-    """What is there, what it does, what goes wrong, and what of it must have happened to count."""
-
-    name: str
-    about: str
-    topology: Topology = field(default_factory=Topology)
-    workload: Workload = field(default_factory=Workload)
-    schedule: tuple[Cycle, ...] = ()
-    overlaps: dict[str, int] = field(default_factory=dict)
-    warm: float = 1.0
-    """Leases before the first fault."""
-    needs: tuple[str, ...] = ()
-    """Tools of the machine without which it cannot be run."""
-    drain_leases: float = 10.0
-    patience: float = 1.0
-    """Leases that a timer may be late while nothing is broken; more on a machine that is busy."""
-    once: bool = False
-    """Nothing may be executed twice: nobody was lost."""
-    takeovers_at_most: int | None = None
-    """Leases that may end because their holder seemed to be lost. None: as many as there are."""
-    may_give_up: bool = False
-    """Workers may stop by themselves what they cannot renew."""
-    excuse: bool = True
-    """Timers may be late while something is broken."""
-    flat: bool = False
-    """Nothing may have grown in the end: memory, descriptors, threads, tasks, and tables but for their rows."""
-
-
-def draw(scenario: Scenario, seed: int) -> list[tuple[float, Kind]]:
-    """The faults of a run in their order, each with the pause after it, in leases.
-
-    None of a cycle comes again before all others of it had their turn.
-    """
-    rng = random.Random(f"schedule/{seed}")
-    drawn: list[tuple[float, Kind]] = []
-    for cycle in scenario.schedule:
-        turns = -(-cycle.times // len(cycle.faults))
-        kinds = [kind for _ in range(turns) for kind in rng.sample(cycle.faults, len(cycle.faults))]
-        drawn += [(cycle.every, kind) for kind in kinds[: cycle.times]]
-    return drawn
 
 
 class Run:
@@ -87,7 +38,6 @@ class Run:
         self.say = say
         self.recorder = Recorder(folder / "conductor.jsonl")
         self.drawn = draw(scenario, seed)
-        self.orders = model.orders(scenario.workload, seed)
         self.is_quiet = False
 
     async def execute(self) -> Vitals:
@@ -108,7 +58,7 @@ class Run:
         return vitals
 
     async def _break_and_heal(self, site: Site) -> None:
-        driver = site.driver(self.scenario.workload)
+        driver = site.driver({load.primitive: asdict(load) for load in self.scenario.workload})
         await self._registered(site)
         await driver.start()
         self._started = time.monotonic()
@@ -132,7 +82,7 @@ class Run:
                 seed=self.seed,
                 lease_us=round(scenario.topology.lease * 1_000_000),
                 database=scenario.topology.database,
-                operations=model.operations(scenario.workload, self.orders),
+                operations=self._operations(),
                 faults=dict(Counter(kind.id for _, kind in self.drawn)),
                 overlaps=scenario.overlaps,
                 slots=SLOTS,
@@ -147,16 +97,24 @@ class Run:
                 heal_us=round(2 * scenario.patience * scenario.topology.lease * 1_000_000),
             )
         )
-        self.recorder.record(*(program for order in self.orders for program in model.programs(order)))
+        self.recorder.record(*(plan for load in scenario.workload for plan in load.plans(self.seed)))
+
+    def _operations(self) -> dict[str, int]:
+        """The requests that clients mean to make."""
+        planned = Counter[str]()
+        for load in self.scenario.workload:
+            planned.update(load.operations(self.seed))
+        return dict(planned)
 
     async def _registered(self, site: Site) -> None:
         """Wait until workers have said what they host."""
         async with asyncio.timeout(60):
             while True:
-                rows = await snapshot.fetch(
+                rows = await fetch(
                     site.database.url, "SELECT namespace, name FROM handlers WHERE registered_at IS NOT NULL"
                 )
-                wanted = set(product(NAMESPACES, (CHILD, self.orders[0].workflow)))
+                names = [name for load in self.scenario.workload for name in load.handlers]
+                wanted = set(product(NAMESPACES, names))
                 if wanted <= {(row["namespace"], row["name"]) for row in rows}:
                     return
                 await asyncio.sleep(0.1)
@@ -183,19 +141,25 @@ class Run:
                 await process.start()
 
     async def _rest(self, site: Site) -> None:
-        """Wait until every order has ended, as the driver sees it, and every child, as the tables say."""
+        """Wait until everything has ended, as the driver sees it and as the tables say."""
         left = max(0.0, self._arrivals() + 5 - self._age())
         limit = left + 2 * self.scenario.drain_leases * site.lease
         try:
             async with asyncio.timeout(limit):
                 await site.processes["driver"].line("ended")
-                while await snapshot.fetch(site.database.url, "SELECT 1 FROM tasks LIMIT 1"):
+                while await self._is_busy(site):
                     await asyncio.sleep(0.1)
         except TimeoutError:
             self.say(f"no rest after {limit:.0f} s")
             return
         self.is_quiet = True
         self._stage("quiet")
+
+    async def _is_busy(self, site: Site) -> bool:
+        """Whether there are other tasks than those that may be left."""
+        left = " - ".join(["(SELECT count(*) FROM tasks)", *(load.left for load in self.scenario.workload)])
+        rows = await fetch(site.database.url, f"SELECT {left} AS others")
+        return bool(rows[0]["others"])
 
     def _note_damage(self, site: Site) -> None:
         """A file of SQLite is whole, whatever happened to it."""
@@ -206,8 +170,8 @@ class Run:
                 self.recorder.record(Trouble("database", said, now_ns()))
 
     def _arrivals(self) -> float:
-        """Seconds from the driver's start to the last order."""
-        return max((order.arrive for order in self.orders), default=0.0)
+        """Seconds from the driver's start to the last arrival."""
+        return max(load.last_arrival(self.seed) for load in self.scenario.workload)
 
     def _age(self) -> float:
         """Seconds since the driver was started."""
@@ -225,10 +189,11 @@ class Run:
             await driver.line("done")
 
     async def _snapshot(self, site: Site) -> None:
-        url = site.database.url
-        workflows = sorted({order.workflow for order in self.orders} | {CHILD})
-        by_api = await snapshot.by_api(site.direct(site.server_names[0]), workflows)
+        """Whatever is there, of the primitives that the run does not use, too."""
+        url, address = site.database.url, site.direct(site.server_names[0])
+        for primitive in PRIMITIVES.values():
+            self.recorder.record(*await primitive.snapshot(address, url))
         clock = "SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint AS now"
-        now_us = (await snapshot.fetch(url, clock))[0]["now"] if isinstance(site.database, Postgres) else wall_us()
-        self.recorder.record(*by_api, *await snapshot.by_sql(url, now_us))
+        now_us = (await fetch(url, clock))[0]["now"] if isinstance(site.database, Postgres) else wall_us()
+        self.recorder.record(*await tasks(url, now_us))
         self.recorder.record(*await trail.read(url))

@@ -9,14 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from tests.chaos import checker, records
-from tests.chaos.database_faults import DatabaseRestart
-from tests.chaos.faults import Drain, Freeze, Kill, Partition, Storm
-from tests.chaos.model import Workload
-from tests.chaos.run import Cycle, Run, Scenario
-from tests.chaos.site import Topology
+from tests.chaos.checker import checker
+from tests.chaos.facts import records
+from tests.chaos.faults.database import DatabaseRestart
+from tests.chaos.faults.network import Partition, Storm
+from tests.chaos.faults.processes import Drain, Freeze, Kill
+from tests.chaos.run import Run
+from tests.chaos.scenarios.scenario import Cycle, Scenario
+from tests.chaos.site.site import Topology
+from tests.chaos.workload.workflows.load import Orders
 
-WORKLOAD = Workload(instances=40, seconds=6.0, body_ms=400.0, nap_s=(0.1, 1.0), lifecycle=0.2, hasty=0.1)
+WORKLOAD = (Orders(instances=40, seconds=6.0, body_ms=400.0, nap_s=(0.1, 1.0), lifecycle=0.2, hasty=0.1, sleepers=2),)
 SEED = 7
 
 ON_POSTGRESQL = Scenario(

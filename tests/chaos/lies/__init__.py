@@ -1,6 +1,0 @@
-"""All lies, each with the invariant that it breaks."""
-
-from tests.chaos.lies import answers, hooks, runs, waits
-from tests.chaos.lies.forger import LIES, Forger, Lie
-
-__all__ = ["LIES", "Forger", "Lie", "answers", "hooks", "runs", "waits"]
