@@ -301,7 +301,7 @@ class App:
             else:
                 watches.note(hint.instances)
 
-        committer = Committer(self.db, rules, announce, bus.mark)
+        committer = Committer(self.db, rules, announce, bus.mark, self.metrics.timings)
         dispatcher = Dispatcher(committer, bus, embedded=settings.dispatch == "embedded")
         self._spine = Spine(self.db, committer, bus, dispatcher, registry, announce)
         self._dispatchers = Dispatchers(self._spine, relay.order, hands_out=settings.process)

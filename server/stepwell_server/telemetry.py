@@ -1,9 +1,16 @@
-"""Logs and metrics: how they are made and where they go. No other module configures them."""
+"""Logs and metrics: how they are made and where they go. No other module configures them.
+
+What the engine measures of itself (`engine/timings.py`) is counted there, without locks, and read when it is scraped.
+"""
 
 from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from itertools import accumulate
+from typing import TypeVar
 
 import structlog
 from prometheus_client import (
@@ -15,8 +22,15 @@ from prometheus_client import (
     PlatformCollector,
     ProcessCollector,
 )
+from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
+from prometheus_client.utils import floatToGoString
 
 from stepwell_server.config import LogFormat, LogLevel
+from stepwell_server.engine import timings
+from stepwell_server.engine.timings import Timings
+
+Label = TypeVar("Label", bound=StrEnum)
 
 _BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -48,6 +62,8 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
+        self.timings = Timings()
+        self.registry.register(_Engine(self.timings))
         ProcessCollector(registry=self.registry)
         PlatformCollector(registry=self.registry)
         GCCollector(registry=self.registry)
@@ -70,3 +86,38 @@ class Metrics:
         self.internal_errors = Counter(
             "stepwell_internal_errors_total", "Calls that ended with INTERNAL: bugs.", registry=self.registry
         )
+
+
+class _Engine(Collector):
+    """What the engine has counted, as it stands at a scrape."""
+
+    def __init__(self, timings: Timings) -> None:
+        self._timings = timings
+
+    def collect(self) -> Iterator[Metric]:
+        """Every metric of the engine, with all its labels from the start."""
+        counted = self._timings
+        yield _histogram("stage_seconds", "Time of calls and groups in a stage.", "stage", counted.stages)
+        yield _histogram("group_calls", "Calls of a transaction, by way.", "way", counted.group_calls)
+        yield _histogram("wake_lateness_seconds", "From due to claimed, by kind of task.", "kind", counted.lateness)
+        yield _counter("claimed", "Tasks that were leased to workers, by kind.", counted.claimed)
+        yield _counter("leases_lapsed", "Leases that ended with the loss of a worker, by kind.", counted.lapsed)
+        yield CounterMetricFamily("stepwell_leases_extended", "Times that all leases were extended.", counted.extended)
+        yield CounterMetricFamily("stepwell_stale_frames", "Frames that told of a lost lease.", counted.stale)
+        yield CounterMetricFamily("stepwell_undecided", "Calls put back as a task was locked.", counted.undecided)
+
+
+def _histogram(name: str, about: str, label: str, found: Mapping[Label, timings.Histogram]) -> HistogramMetricFamily:
+    family = HistogramMetricFamily(f"stepwell_{name}", about, labels=[label])
+    for value, histogram in found.items():
+        bounds = [*map(floatToGoString, histogram.bounds), "+Inf"]
+        buckets = list(zip(bounds, accumulate(histogram.counts), strict=True))
+        family.add_metric([value], buckets, histogram.total)
+    return family
+
+
+def _counter(name: str, about: str, found: Mapping[Label, int]) -> CounterMetricFamily:
+    family = CounterMetricFamily(f"stepwell_{name}", about, labels=["kind"])
+    for kind, count in found.items():
+        family.add_metric([kind], count)
+    return family

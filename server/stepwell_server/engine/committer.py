@@ -29,6 +29,7 @@ from stepwell_server.domain.errors import (
 from stepwell_server.domain.runs import RunRules
 from stepwell_server.engine.groups import Committed, GroupResult, HotCall, Undecided, run_group
 from stepwell_server.engine.inbox import SERVER, Inbox, Sender, Waiting
+from stepwell_server.engine.timings import Stage, Timings, Way
 from stepwell_server.storage.database import Database, TxOptions
 
 GROUP_CALLS = 500
@@ -61,6 +62,7 @@ class Committer:
     on_commit: Callable[[Committed], None]
     mark: Callable[[], int] = int
     """What the wake bus has noted, to be asked before a transaction begins."""
+    timings: Timings = field(default_factory=Timings)
     _inbox: Inbox = field(default_factory=Inbox)
     _shared_until: float = 0.0
     """Until then groups are small, whoever sends."""
@@ -145,6 +147,7 @@ class Committer:
     async def _run(self, calls: Sequence[HotCall], options: TxOptions) -> GroupResult:
         mark, waiting = self.mark(), options is _SLOW
         result = await self.db.run_tx(lambda tx: run_group(tx, calls, self.rules, waiting=waiting), options)
+        result.measured.end(Stage.COMMIT)
         return replace(result, committed=replace(result.committed, mark=mark))
 
     async def _commit_halves(self, group: Sequence[Waiting]) -> list[Waiting]:
@@ -166,6 +169,7 @@ class Committer:
                 waiting.settle(answer)
         if len(undecided) < len(group):
             self.on_commit(result.committed)
+        self.timings.note_group(Way.HOT, result.measured, [one.arrived for one in group], len(undecided))
         return undecided
 
     def _try_again(self, undecided: Sequence[Waiting]) -> None:
@@ -188,6 +192,7 @@ class Committer:
                 result = await self._run([waiting.call], _SLOW)
             waiting.settle(result.answers[0])
             self.on_commit(result.committed)
+            self.timings.note_group(Way.SLOW, result.measured, [waiting.arrived])
         except Conflict:
             locked = DatabaseUnavailable("its row is locked by another for too long; repeat the call", retry_after=1.0)
             self._fail([waiting], locked)

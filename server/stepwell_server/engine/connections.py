@@ -140,6 +140,7 @@ class Connection:
             self.dispatcher.drop(self.place, held, ended=news.stale is None)
         elif held.task_id in self.place.held:
             self.dispatcher.set_timer(self.place, held, news.next_timer)
+        self.committer.timings.stale += news.stale is not None
         if news.answers or news.resolved or news.timed_out or news.stale is not None:
             self.send(News(held, news))
 

@@ -14,6 +14,7 @@ from stepwell_server.domain.times import Micros
 from stepwell_server.engine.claims import Claimed, Seat, claim
 from stepwell_server.engine.jobs import JobBook
 from stepwell_server.engine.runs import Reads, RunBook, changed_statuses
+from stepwell_server.engine.timings import Measured, Stage
 from stepwell_server.storage import handlers, hooks
 from stepwell_server.storage import tasks as store
 from stepwell_server.storage.database import Tx
@@ -165,18 +166,28 @@ class GroupResult:
 
     answers: list[Any]
     committed: Committed
+    measured: Measured
 
 
 def run_group(tx: Tx, calls: Sequence[HotCall], rules: RunRules, *, waiting: bool) -> GroupResult:
     """Lock, stamp, read, decide every call, write, claim: a few statements each, however many calls there are."""
+    measured = Measured()
     group = _open(tx, calls, rules, waiting=waiting)
+    measured.end(Stage.LOCK)
     _read(tx, group, calls)
+    measured.end(Stage.READ)
     decided = _decide(group, calls)
+    measured.end(Stage.DECIDE)
     _write(tx, group)
-    for late in group.claims:
-        late.claimed = claim(tx, late.seats, rules, late.patience, late.most)
+    measured.end(Stage.WRITE)
+    measured.born = [task for task in group.inserted.values() if task.owner is not None]
+    if group.claims:
+        for late in group.claims:
+            late.claimed = claim(tx, late.seats, rules, late.patience, late.most)
+        measured.end(Stage.CLAIM)
+        measured.claimed = [one.task for late in group.claims for one in late.claimed.handed]
     answers = [one.answer() if isinstance(one, Later) else one for one in decided]
-    return GroupResult(answers, _committed(group))
+    return GroupResult(answers, _committed(group), measured)
 
 
 def _open(tx: Tx, calls: Sequence[HotCall], rules: RunRules, *, waiting: bool) -> Group:

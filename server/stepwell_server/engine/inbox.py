@@ -11,6 +11,7 @@ import asyncio
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from time import perf_counter
 from typing import Any, NamedTuple
 
 from stepwell_server.domain.errors import ServerBusy
@@ -39,6 +40,7 @@ class Waiting:
     sender: Sender
     answer: asyncio.Future[Any]
     passed_over: int = 0
+    arrived: float = field(default_factory=perf_counter)
 
     def settle(self, answer: Any) -> None:
         """Give the answer or the refusal, if anybody still waits for it. What was committed stays committed."""

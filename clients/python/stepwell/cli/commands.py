@@ -17,6 +17,7 @@ from stepwell.cli import (
     options,
     printing,
     server,
+    top,
     wakes,
     workers,
     workflows,
@@ -40,6 +41,7 @@ app.command("worker")(workers.worker)
 app.command("workers")(listings.workers)
 app.command("dispatcher")(dispatchers.dispatcher)
 app.command("info")(info.info)
+app.command("top")(top.top)
 app.add_typer(workflows.app, name="workflow")
 app.add_typer(wakes.app, name="wake")
 app.add_typer(hooks.app, name="hook")

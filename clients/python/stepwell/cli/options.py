@@ -25,6 +25,7 @@ T = TypeVar("T")
 P = ParamSpec("P")
 
 DEFAULT_SERVER = "127.0.0.1:7350"
+DEFAULT_OPS = "127.0.0.1:7351"
 DEADLINE = 15.0
 PATIENCE = 4.0
 """Seconds for which a server is looked for before a person is told that there is none."""
@@ -41,6 +42,7 @@ Server = Annotated[
     str,
     typer.Option("--server", envvar="STEPWELL_SERVER", callback=_address, help="HOST:PORT of the server."),
 ]
+Ops = Annotated[str, typer.Option("--ops", callback=_address, help="HOST:PORT of the server's ops listener.")]
 TlsCa = Annotated[
     Path | None, typer.Option("--tls-ca", envvar="STEPWELL_TLS_CA", help="Use TLS, trusting this PEM file.")
 ]

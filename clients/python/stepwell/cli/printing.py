@@ -53,6 +53,11 @@ def print_note(*parts: Cell) -> None:
     _print(Console(stderr=True), ("stepwell: ", *parts))
 
 
+def clear() -> None:
+    """Empty the terminal, if it is one."""
+    Console().clear()
+
+
 def to_text(cell: Cell) -> Text:
     """Text that shows what it holds, whoever wrote it."""
     return cell if isinstance(cell, Text) else Text(escaped(cell))

@@ -91,6 +91,7 @@ class Sweep:
             return None
         if not was_reachable:
             log.info("database_reachable")
+        self.spine.committer.timings.note_sweep(swept.lapsed, extended=swept.gap)
         if swept.gap:
             log.warning("leases_extended", why="nobody could renew them for a while")
         if swept.lapsed:
