@@ -31,7 +31,10 @@ class DidNotAnswer(Exception):
 
 
 class NotInstalled(Exception):
-    """A peer is not there; the text says what is missing."""
+    """A program that `make peers` installs is not there."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__(f"{Path(program).name} is not installed: make peers")
 
 
 # ---- drivers
@@ -157,7 +160,7 @@ async def start_program(*command: str, log: Path, **environment: str) -> AsyncIt
                 *command, cwd=ROOT, stdout=said, stderr=said, env=os.environ | environment
             )
         except FileNotFoundError:
-            raise NotInstalled(f"{command[0]} is missing: make peers") from None
+            raise NotInstalled(command[0]) from None
     watched = psutil.Process(process.pid)
     try:
         yield watched

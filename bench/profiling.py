@@ -52,7 +52,7 @@ async def profiled(pid: int, title: str) -> AsyncIterator[None]:
     """Sample a process while the block runs, then print the tables."""
     program = PEERS_PYTHON.with_name("py-spy")
     if not program.exists():
-        raise NotInstalled(f"{program} is missing: make peers")
+        raise NotInstalled("py-spy")
     with tempfile.TemporaryDirectory() as folder:
         stacks = Path(folder) / "stacks"
         sampling = await asyncio.create_subprocess_exec(

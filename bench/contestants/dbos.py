@@ -15,6 +15,6 @@ SETTINGS = "4 executor threads, pool of 16 (the best of those tried); durability
 async def start(url: str) -> AsyncIterator[Engine]:
     """Start its process."""
     if not PEERS_PYTHON.exists():
-        raise NotInstalled(f"{PEERS_PYTHON} is missing: make peers")
+        raise NotInstalled("dbos")
     async with start_driver("bench.drivers.dbos_app", url, python=PEERS_PYTHON) as client:
         yield Engine(f"DBOS {client.facts['version']}", SETTINGS, client, {"client and worker": client.watched})

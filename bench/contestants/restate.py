@@ -16,7 +16,6 @@ from bench.contestants.engine import Engine
 from bench.processes import PEERS_PYTHON, ROOT, NotInstalled, free_port, start_driver, start_program
 
 MODULES = ROOT / "requirements" / "peers.npm" / "node_modules"
-PROGRAM = MODULES / "@restatedev" / "restate-server-linux-x64" / "bin" / "restate-server"
 GRANIAN = PEERS_PYTHON.with_name("granian")
 DURABLE = ("rocksdb-disable-wal", "rocksdb-disable-wal-fsync", "default-num-partitions", "default-replication")
 
@@ -52,10 +51,11 @@ async def _start(url: str, port: str, sdk: str, command: list[str]) -> AsyncIter
         "RESTATE_LOG_FILTER": "warn",
         "DO_NOT_TRACK": "1",
     }
+    program = _program()
     addresses = (f"http://{ingress}", f"http://{admin}", f"http://127.0.0.1:{port}", _version())
     quiet = {"NODE_PATH": str(MODULES), "RESTATE_LOGGING": "ERROR"}
     async with (
-        start_program(str(PROGRAM), log=folder / "server.log", **environment) as server,
+        start_program(program, log=folder / "server.log", **environment) as server,
         start_program(*command, log=folder / "worker.log", **quiet) as worker,
         start_driver("bench.drivers.restate_client", *addresses, python=PEERS_PYTHON) as client,
     ):
@@ -64,15 +64,22 @@ async def _start(url: str, port: str, sdk: str, command: list[str]) -> AsyncIter
 
 
 @cache
+def _program() -> str:
+    """The server, which is in the package of this machine's kind."""
+    found = [*MODULES.glob("@restatedev/restate-server-*/bin/restate-server")]
+    if not found:
+        raise NotInstalled("restate-server")
+    return str(found[0])
+
+
+@cache
 def _version() -> str:
-    if not PROGRAM.exists():
-        raise NotInstalled(f"{PROGRAM} is missing: make peers")
     package = json.loads((MODULES / "@restatedev" / "restate-server" / "package.json").read_text())
     return str(package["version"])
 
 
 @cache
 def _settings() -> str:
-    dumped = subprocess.run([str(PROGRAM), "--dump-config"], check=True, capture_output=True, text=True).stdout
+    dumped = subprocess.run([_program(), "--dump-config"], check=True, capture_output=True, text=True).stdout
     lines = {line.strip() for line in dumped.splitlines() if line.startswith(DURABLE)}
     return "as it ships: " + ", ".join(sorted(lines))
