@@ -4,6 +4,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 export STEPWELL_PYTHON := $(CURDIR)/$(BIN)/python
 NODE_MODULES := clients/typescript/node_modules/.package-lock.json
+PEERS_MODULES := requirements/peers.npm/node_modules/.package-lock.json
 NO_MUTANTS := --ignore tests/mutants  # source lines to plant bugs in: `make mutants` looks for them
 STUBS := clients/python/stepwell/v1 clients/go/stepwellv1 clients/typescript/src/gen
 
@@ -91,28 +92,43 @@ test-java: setup ## The Java stubs against a real server
 
 .PHONY: bench
 bench: setup ## Measure this machine: tasks per second, rest, and what idle streams cost
-	PYTHONPATH=. $(BIN)/python bench/tasks.py
-	PYTHONPATH=. $(BIN)/python bench/idle.py
-	PYTHONPATH=. $(BIN)/python bench/idle_streams.py
+	$(BIN)/python -m bench.tasks
+	$(BIN)/python -m bench.idle
+	$(BIN)/python -m bench.idle_streams
 
 .PHONY: bench-workflows
-bench-workflows: setup ## Workflows per second, latency and rest, on both databases (ARGS="--help")
+bench-workflows: setup ## Workflows per second, latency and processor time, on both databases (ARGS="--help")
 	$(BIN)/python -m bench.workflows $(ARGS)
 
+.PHONY: bench-anatomy
+bench-anatomy: setup ## What one workflow is made of: statements, messages, and its timeline (ARGS="--help")
+	$(BIN)/python -m bench.anatomy $(ARGS)
+
 .PHONY: bench-peers
-bench-peers: setup .venv-peers/.installed ## The same interleaved with DBOS: the ratios to quote (ARGS="--help")
-	$(BIN)/python -m bench.workflows --peers $(ARGS)
+bench-peers: setup peers ## The same interleaved with the peers: the ratios to quote (ARGS="--help")
+	$(BIN)/python -m bench.workflows --peers --json bench/peers.json $(ARGS)
+
+.PHONY: bench-publish
+bench-publish: setup ## Write the last run of bench-peers into docs/performance.md
+	$(BIN)/python -m bench.publish bench/peers.json
+
+.PHONY: peers
+peers: .venv-peers/.installed $(PEERS_MODULES)
 
 .venv-peers/.installed: requirements/peers.lock
 	@$(PYTHON) -m venv .venv-peers
 	.venv-peers/bin/pip install --quiet --disable-pip-version-check --require-hashes -r requirements/peers.lock
 	@touch $@
 
+$(PEERS_MODULES): requirements/peers.npm/package-lock.json
+	cd requirements/peers.npm && npm ci --silent
+
 .PHONY: lock-peers
-lock-peers: setup ## Resolve requirements/peers.in anew into peers.lock
+lock-peers: setup ## Resolve requirements/peers.in and peers.npm/package.json anew into their locks
 	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes \
 	  --no-emit-index-url --no-emit-find-links --no-annotate --custom-compile-command "make lock-peers" \
 	  requirements/peers.in -o requirements/peers.lock
+	cd requirements/peers.npm && npm update --silent --package-lock-only
 
 # ---- check and generate
 

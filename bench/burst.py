@@ -17,12 +17,11 @@ import time
 
 from grpc import aio
 
-from bench.databases import Postgres, start_postgres
+from bench.databases import Postgres, execute, start_postgres
+from bench.processes import start_server
 from stepwell.v1 import workers_pb2, workflows_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.support.postgres import execute
-from tests.support.servers import start_process
 
 BATCH = 100
 IN_FLIGHT = 8
@@ -49,7 +48,7 @@ async def main(options: argparse.Namespace) -> None:
 async def measured(product: Postgres, creates: int, rest: int | None) -> float:
     """Creates per second of a burst, on a new database; after a rest with that many tasks, unless it is None."""
     with product.fresh() as url:
-        async with start_process(url, "--log-level", "error") as server, aio.insecure_channel(server.listen) as channel:
+        async with start_server(url, "--log-level", "error") as server, aio.insecure_channel(server.listen) as channel:
             execute(url, UNATTENDED)
             await WorkerServiceStub(channel).RegisterHandlers(workers_pb2.RegisterHandlersRequest(hello=hello()))
             stub = WorkflowServiceStub(channel)
@@ -58,7 +57,6 @@ async def measured(product: Postgres, creates: int, rest: int | None) -> float:
             took = await burst(stub, creates)
             left = int(execute(url, "SELECT count(*) FROM tasks"))
             assert left == creates + (rest or 0), f"{left} tasks"
-            await server.stop()
     return creates / took
 
 

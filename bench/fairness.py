@@ -23,12 +23,12 @@ from uuid import uuid4
 
 from grpc import aio
 
+from bench.processes import start_server
 from stepwell.v1 import namespaces_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from stepwell_server.api.access import AllowAll, Caller, Principal
-from tests.support.servers import start_process
 
 CALM, FLOOD = "calm", "flood"
 KINDS = ("ack", "heartbeat", "create", "watch")
@@ -61,7 +61,7 @@ async def main(options: argparse.Namespace) -> None:
     policy = ("--policy", "bench.fairness:ByName", "--insecure", "--log-level", "error")
     with tempfile.TemporaryDirectory() as folder:
         database = f"sqlite:///{folder}/stepwell.db"
-        async with start_process(database, *policy) as server, aio.insecure_channel(server.listen) as channel:
+        async with start_server(database, *policy) as server, aio.insecure_channel(server.listen) as channel:
             for name in (CALM, FLOOD):
                 await settle(channel, name)
             await creates(channel, 1.0)

@@ -1,6 +1,6 @@
 """What idle streams cost: a server's memory and processor time with thousands of them, and small calls beside them.
 
-python bench/idle_streams.py [STREAMS]
+python -m bench.idle_streams [STREAMS]
 """
 
 from __future__ import annotations
@@ -11,14 +11,13 @@ import sys
 import tempfile
 import time
 
-import psutil
 from grpc import aio
 from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
+from bench.processes import start_server
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
-from tests.support.servers import start_process
 
 PER_CHANNEL = 900
 REST = 10.0
@@ -28,8 +27,8 @@ async def main(streams: int) -> None:
     """Open the streams, rest, measure, and print."""
     limits = ("--limits.streams-per-principal", str(streams), "--log-level", "warning")
     with tempfile.TemporaryDirectory() as folder:
-        async with start_process(f"sqlite:///{folder}/stepwell.db", *limits) as server:
-            process = psutil.Process(server.process.pid)
+        async with start_server(f"sqlite:///{folder}/stepwell.db", *limits) as server:
+            process = server.watched
             before = process.memory_info().rss
             channels, calls = await watch(server.listen, streams)
             held = process.memory_info().rss

@@ -12,8 +12,8 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench.engines import PEERS
-from bench.report import print_rows
+from bench.processes import PEERS_PYTHON, NotInstalled
+from bench.report import Table
 
 RATE = 200
 """Samples per second: more would slow down what is measured."""
@@ -21,10 +21,6 @@ LONGEST = 300
 SHOWN = 25
 STOP_TIMEOUT = 60.0
 FRAME = re.compile(r"^(?P<function>.+) \((?P<file>[^()]+)\)$")
-
-
-class NoProfiler(Exception):
-    """py-spy is not installed; the text says how to get it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,9 +50,9 @@ class Frame:
 @asynccontextmanager
 async def profiled(pid: int, title: str) -> AsyncIterator[None]:
     """Sample a process while the block runs, then print the tables."""
-    program = PEERS / "py-spy"
+    program = PEERS_PYTHON.with_name("py-spy")
     if not program.exists():
-        raise NoProfiler(f"{program} is missing: make .venv-peers/.installed")
+        raise NotInstalled("py-spy")
     with tempfile.TemporaryDirectory() as folder:
         stacks = Path(folder) / "stacks"
         sampling = await asyncio.create_subprocess_exec(
@@ -111,4 +107,4 @@ def _print_profile(title: str, stacks: list[tuple[list[Frame], int]]) -> None:
 
 def _print_shares(title: str, counts: Counter[str], samples: int) -> None:
     rows = [[name, f"{count / samples:.1%}"] for name, count in counts.most_common(SHOWN)]
-    print_rows(title, ["share"], rows)
+    print(Table(title, ["", "share"], rows).text())

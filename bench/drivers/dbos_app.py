@@ -14,7 +14,7 @@ from typing import Any
 
 from dbos import DBOS, DBOSConfig, WorkflowHandle, WorkflowHandleAsync
 
-from bench.drivers.orders import announce, answer, next_order
+from bench.drivers.loops import Loops
 
 THREADS = 4
 POOL = 16
@@ -67,60 +67,67 @@ async def waiter(number: int) -> Any:
 # ---- the loads
 
 
-def burst(order: dict[str, Any]) -> dict[str, Any]:
-    """L1: so many in flight until all are done. The sync API, which is as fast as the async one or faster."""
-    began = time.perf_counter()
+class DbosClient:
+    """The async interface, and for L1 the sync one, which is as fast or faster."""
+
+    async def three_steps(self, number: int) -> None:
+        """One, in a thread: the sync interface blocks."""
+        await asyncio.to_thread(lambda: land(DBOS.start_workflow(three_steps, number)))
+
+    async def sleeper(self, number: int) -> float:
+        """Start one and wait for its lateness."""
+        handle = await DBOS.start_workflow_async(sleeper, number)
+        return await handle.get_result()
+
+    async def waiter(self, number: int) -> WorkflowHandleAsync[Any]:
+        """Start one."""
+        return await DBOS.start_workflow_async(waiter, number)
+
+    async def signal(self, waiter: WorkflowHandleAsync[Any]) -> None:
+        """Send the message and wait for the result."""
+        await DBOS.send_async(waiter.workflow_id, {"value": 1}, TOPIC)
+        assert await waiter.get_result() == {"value": 1}
+
+
+class DbosLoops(Loops):
+    """L1 through the sync interface without a hop to a thread for each workflow."""
+
+    async def in_flight(self, order: dict[str, Any]) -> dict[str, Any]:
+        """So many handles are open at a time."""
+        return await asyncio.to_thread(fly, order["instances"], order["in_flight"])
+
+    async def one_by_one(self, order: dict[str, Any]) -> dict[str, Any]:
+        """Each is started when the one before is done."""
+        return {"spans": await asyncio.to_thread(lambda: [span(number) for number in range(order["instances"])])}
+
+
+def fly(instances: int, in_flight: int) -> dict[str, Any]:
+    """Start that many, so many at a time, and return the seconds."""
     flying: deque[WorkflowHandle[int]] = deque()
-    for number in range(order["instances"]):
-        if len(flying) == order["in_flight"]:
-            _land(flying)
+    began = time.perf_counter()
+    for number in range(instances):
+        if len(flying) == in_flight:
+            land(flying.popleft())
         flying.append(DBOS.start_workflow(three_steps, number))
     while flying:
-        _land(flying)
+        land(flying.popleft())
     return {"seconds": time.perf_counter() - began}
 
 
-def _land(flying: deque[WorkflowHandle[int]]) -> None:
-    assert flying.popleft().get_result() == 6
-
-
-def one_by_one(order: dict[str, Any]) -> dict[str, Any]:
-    """L1: each is started when the one before is done."""
-    latencies = []
-    for number in range(order["instances"]):
-        began = time.perf_counter()
-        assert DBOS.start_workflow(three_steps, number).get_result() == 6
-        latencies.append(time.perf_counter() - began)
-    return {"latencies": latencies}
-
-
-async def sleepers(order: dict[str, Any]) -> dict[str, Any]:
-    """L2: all at once."""
-    numbers = range(order["instances"])
-    handles = await asyncio.gather(*(DBOS.start_workflow_async(sleeper, number) for number in numbers))
-    return {"lateness": await asyncio.gather(*(handle.get_result() for handle in handles))}
-
-
-async def signals(order: dict[str, Any]) -> dict[str, Any]:
-    """L3: some of the waiting are sent their event one at a time, then all others at once."""
-    numbers = range(order["instances"])
-    handles = await asyncio.gather(*(DBOS.start_workflow_async(waiter, number) for number in numbers))
-    await asyncio.sleep(order["settle"])
-    alone = [await _signal(handle) for handle in handles[: order["alone"]]]
+def span(number: int) -> tuple[float, float]:
+    """When a workflow began and ended."""
     began = time.perf_counter()
-    burst = await asyncio.gather(*(_signal(handle) for handle in handles[order["alone"] :]))
-    return {"alone": alone, "burst": burst, "burst_seconds": time.perf_counter() - began}
+    land(DBOS.start_workflow(three_steps, number))
+    return began, time.perf_counter()
 
 
-async def _signal(handle: WorkflowHandleAsync[Any]) -> float:
-    began = time.perf_counter()
-    await DBOS.send_async(handle.workflow_id, {"value": 1}, TOPIC)
-    assert await handle.get_result() == {"value": 1}
-    return time.perf_counter() - began
+def land(handle: WorkflowHandle[int]) -> None:
+    """Wait for the result."""
+    assert handle.get_result() == 6
 
 
 def main(url: str) -> None:
-    """Launch, then work on orders until there are no more."""
+    """Launch and serve."""
     config: DBOSConfig = {
         "name": "bench",
         "system_database_url": url,
@@ -130,18 +137,7 @@ def main(url: str) -> None:
     }
     DBOS(config=config)
     DBOS.launch()
-    announce(version("dbos"))
-    with asyncio.Runner() as runner:  # one loop for all orders: DBOS stays with the first that it sees
-        while order := next_order():
-            match order["load"]:
-                case "burst":
-                    answer(burst(order))
-                case "one_by_one":
-                    answer(one_by_one(order))
-                case "sleepers":
-                    answer(runner.run(sleepers(order)))
-                case "signals":
-                    answer(runner.run(signals(order)))
+    asyncio.run(DbosLoops(DbosClient()).serve(version("dbos")))
     DBOS.destroy()
 
 

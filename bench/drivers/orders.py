@@ -1,4 +1,4 @@
-"""How the harness talks to a process that drives a load: one JSON line each way, an order and its answer.
+"""How the harness talks to a process that it started: one JSON line each way, an order and its answer.
 
 Needs nothing but the standard library, because peers run in environments of their own.
 """
@@ -10,9 +10,9 @@ import sys
 from typing import Any
 
 
-def announce(version: str) -> None:
-    """Tell the harness that this process is ready to work."""
-    _write({"version": version})
+def announce(**facts: Any) -> None:
+    """Tell the harness that this process is ready, and what it should know of it."""
+    _write(facts)
 
 
 def next_order() -> dict[str, Any] | None:

@@ -6,13 +6,13 @@ import time
 from functools import partial
 from typing import Any
 
-from stepwell import App, WorkflowEntrypoint
+from stepwell import App, JobContext, WorkflowEntrypoint, hook
 
 NAP = 2.0
 APPROVAL = "approval"
 
 
-class ThreeSteps(WorkflowEntrypoint):
+class ThreeSteps(WorkflowEntrypoint[Any, Any]):
     """L1: three steps that return a small JSON at once."""
 
     name = "three-steps"
@@ -29,7 +29,7 @@ async def small_step(number: int, place: int) -> dict[str, Any]:
     return {"number": number, "place": place, "ok": True}
 
 
-class Sleeper(WorkflowEntrypoint):
+class Sleeper(WorkflowEntrypoint[Any, Any]):
     """L2: sleeps, then one step."""
 
     name = "sleeper"
@@ -49,7 +49,7 @@ class Sleeper(WorkflowEntrypoint):
         return float(await note())
 
 
-class Waiter(WorkflowEntrypoint):
+class Waiter(WorkflowEntrypoint[Any, Any]):
     """L3: waits for an event, then one step."""
 
     name = "waiter"
@@ -65,4 +65,9 @@ class Waiter(WorkflowEntrypoint):
         return await note()
 
 
-app = App(workflows=[ThreeSteps, Sleeper, Waiter])
+@hook("note")
+async def note(_payload: Any, _context: JobContext) -> None:
+    """What the far timers of `bench.idle` would call."""
+
+
+app = App(workflows=[ThreeSteps, Sleeper, Waiter], hooks=[note])

@@ -18,7 +18,7 @@ from stepwell import Client, Worker, __version__
 async def main(address: str) -> None:
     """Serve the workflows of the loads."""
     async with Client(address) as client, Worker(client, app):
-        announce(__version__)
+        announce(version=__version__)
         await asyncio.to_thread(next_order)
 
 

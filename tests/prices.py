@@ -1,3 +1,4 @@
+# ruff: noqa: T201  it talks to a person
 """The price of a message: how long the largest one that gRPC lets in keeps others waiting, and what it costs in memory.
 
 Every field that can repeat and every payload of every request is sent to a server process: more of it than may be, up
@@ -6,7 +7,7 @@ meanwhile. Beside it stands the longest wait of as many health checks when nothi
 the machine. The memory is the growth of the process beyond that of a server which reads the message, parses it and
 drops it. All figures are medians of some rounds, and large blocks go back to the system at once in both processes.
 
-python -m bench.prices [--rounds N] [--only WORD] [--database sqlite|postgresql]
+python -m tests.prices [--rounds N] [--only WORD] [--database sqlite|postgresql]
 """
 
 from __future__ import annotations
@@ -167,7 +168,7 @@ def _payload(kind: Any, path: Path, content: str | bytes, times: int = 3) -> Cal
 @asynccontextmanager
 async def drop_all() -> AsyncIterator[tuple[str, psutil.Process]]:
     """A server that parses every message and drops it."""
-    command = (sys.executable, "-m", "bench.prices", "--drop")
+    command = (sys.executable, "-m", "tests.prices", "--drop")
     process = await asyncio.create_subprocess_exec(
         *command, stdout=asyncio.subprocess.PIPE, env=os.environ | MEMORY | {"PYTHONUNBUFFERED": "1"}
     )
