@@ -18,12 +18,12 @@ from sqlalchemy import make_url
 from xdist.scheduler import LoadScopeScheduling
 
 from stepwell_server import app as application
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.storage import migrate
-from stepwell_server.storage import runs as stored_runs
-from stepwell_server.storage import workflows as stored_workflows
-from stepwell_server.storage.database import Database
-from stepwell_server.storage.payloads import from_text
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.storage.database import migrate
+from stepwell_server.storage.workflows import runs as stored_runs
+from stepwell_server.storage.workflows import instances as stored_workflows
+from stepwell_server.storage.database.database import Database
+from stepwell_server.storage.database.payloads import from_text
 from tests.support import templates
 from tests.support.flaky import Retries
 from tests.support.postgres import PostgresServer

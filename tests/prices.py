@@ -36,7 +36,7 @@ from bench.databases import start_postgres, start_sqlite
 from stepwell.v1 import workers_pb2, workflows_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from stepwell_server.api.listeners import OPTIONS
+from stepwell_server.api.edge.listeners import OPTIONS
 from tests.support import raw
 from tests.support.requests import (
     LARGEST,

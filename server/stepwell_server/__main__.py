@@ -10,10 +10,10 @@ import structlog
 import uvloop
 
 from stepwell_server import app, config, telemetry
-from stepwell_server.api.access import PolicyNotFound
-from stepwell_server.api.listeners import CannotListen
-from stepwell_server.storage.server import ClockModeMismatch
-from stepwell_server.storage.sqlite import CannotOpen
+from stepwell_server.api.edge.access import PolicyNotFound
+from stepwell_server.api.edge.listeners import CannotListen
+from stepwell_server.storage.database.sqlite import CannotOpen
+from stepwell_server.storage.deployments import ClockModeMismatch
 
 _REFUSALS = (
     config.InvalidSettings,

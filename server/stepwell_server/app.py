@@ -18,60 +18,60 @@ from sqlalchemy import URL
 from sqlalchemy.exc import SQLAlchemyError
 
 from stepwell_server import __version__
-from stepwell_server.api import listeners
-from stepwell_server.api.access import load_policy
-from stepwell_server.api.admission import Admission, Bounds
 from stepwell_server.api.clock import ClockServicer
 from stepwell_server.api.dispatchers import DispatcherServicer
-from stepwell_server.api.health import Health
+from stepwell_server.api.edge import listeners
+from stepwell_server.api.edge.access import load_policy
+from stepwell_server.api.edge.admission import Admission, Bounds
+from stepwell_server.api.edge.health import Health
+from stepwell_server.api.edge.interceptors import Pipeline, layers
+from stepwell_server.api.edge.messages import Messages
+from stepwell_server.api.edge.ops import OpsListener
+from stepwell_server.api.edge.parsing import Parser
 from stepwell_server.api.hooks import HookServicer
-from stepwell_server.api.interceptors import Pipeline, layers
-from stepwell_server.api.messages import Messages
 from stepwell_server.api.namespaces import NamespaceServicer
-from stepwell_server.api.ops import OpsListener
-from stepwell_server.api.parsing import Parser
 from stepwell_server.api.server import ServerServicer
 from stepwell_server.api.transactions import TransactionServicer
 from stepwell_server.api.workers import Terms, WorkerServicer
 from stepwell_server.api.workflows import WorkflowServicer
 from stepwell_server.config import FAILPOINT, Settings, split_address
-from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.runs import TIMEOUT_MARGIN, RunRules
-from stepwell_server.domain.times import to_micros
+from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.values.times import to_micros
+from stepwell_server.domain.workflows.runs import TIMEOUT_MARGIN, RunRules
 from stepwell_server.engine.clock import Clock
-from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.deliveries import Deliverer
-from stepwell_server.engine.dispatch import Dispatcher
 from stepwell_server.engine.dispatchers import Dispatchers
-from stepwell_server.engine.groups import Committed
-from stepwell_server.engine.hooks import Hooks
-from stepwell_server.engine.intake import Intake
-from stepwell_server.engine.loops import supervised
-from stepwell_server.engine.loops.prune import prune
-from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
-from stepwell_server.engine.loops.relay_hints import HintRelay
-from stepwell_server.engine.loops.sweep import Sweep
+from stepwell_server.engine.hooks.hooks import Hooks
+from stepwell_server.engine.hooks.posts import Deliverer
+from stepwell_server.engine.hooks.targets import Targets
+from stepwell_server.engine.hooks.webhooks import Webhooks
 from stepwell_server.engine.namespaces import Namespaces
-from stepwell_server.engine.registry import Registry
 from stepwell_server.engine.server import Replica, Server
-from stepwell_server.engine.spine import Spine
-from stepwell_server.engine.targets import Targets
+from stepwell_server.engine.spine.batches import Intake
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.group import Committed
+from stepwell_server.engine.spine.handout import Dispatcher
+from stepwell_server.engine.spine.loops import supervised
+from stepwell_server.engine.spine.loops.prune import prune
+from stepwell_server.engine.spine.loops.refresh_wakes import refresh_wakes
+from stepwell_server.engine.spine.loops.relay_hints import HintRelay
+from stepwell_server.engine.spine.loops.sweep import Sweep
+from stepwell_server.engine.spine.registry import Registry
+from stepwell_server.engine.spine.replica import Spine
+from stepwell_server.engine.spine.wakes import DatabaseTime, WakeBus
 from stepwell_server.engine.transactions import Transactions
-from stepwell_server.engine.wakes import DatabaseTime, WakeBus
-from stepwell_server.engine.watches import Watches
-from stepwell_server.engine.webhooks import Webhooks
 from stepwell_server.engine.workers import Workers
-from stepwell_server.engine.workflows import Workflows
-from stepwell_server.storage import clock, migrate
+from stepwell_server.engine.workflows.watches import Watches
+from stepwell_server.engine.workflows.workflows import Workflows
 from stepwell_server.storage import server as deployments
-from stepwell_server.storage.database import READ, Database, Fault
-from stepwell_server.storage.dialect import Damaged, WrongEncoding, check_file
-from stepwell_server.storage.failpoints import Failpoints
-from stepwell_server.storage.hints import Hint, Hints, NoHints, PostgresqlHints
-from stepwell_server.storage.paging import PageTokens
-from stepwell_server.storage.postgresql import PostgresqlBackend
-from stepwell_server.storage.server import Deployment
-from stepwell_server.storage.sqlite import SqliteBackend
+from stepwell_server.storage.database import clock, migrate
+from stepwell_server.storage.database.database import READ, Database, Fault
+from stepwell_server.storage.database.dialect import Damaged, WrongEncoding, check_file
+from stepwell_server.storage.database.failpoints import Failpoints
+from stepwell_server.storage.database.hints import Hint, Hints, NoHints, PostgresqlHints
+from stepwell_server.storage.database.paging import PageTokens
+from stepwell_server.storage.database.postgresql import PostgresqlBackend
+from stepwell_server.storage.database.sqlite import SqliteBackend
+from stepwell_server.storage.deployments import Deployment
 from stepwell_server.telemetry import Metrics
 
 CUT_GRACE = 1.0

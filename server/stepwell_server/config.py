@@ -37,11 +37,11 @@ from pydantic_settings import (
 from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError
 
-from stepwell_server.domain.leases import LeaseTimes
-from stepwell_server.domain.limits import Limits
-from stepwell_server.domain.retry import Backoff, RetryPolicy, StepPolicy
-from stepwell_server.domain.times import to_micros
-from stepwell_server.domain.webhooks import AllowList, normal_host
+from stepwell_server.domain.hooks.webhooks import AllowList, normal_host
+from stepwell_server.domain.spine.leases import LeaseTimes
+from stepwell_server.domain.values.limits import Limits
+from stepwell_server.domain.values.retry import Backoff, RetryPolicy, StepPolicy
+from stepwell_server.domain.values.times import to_micros
 
 ENV_PREFIX = "STEPWELL_"
 FAILPOINT = f"{ENV_PREFIX}FAILPOINT"

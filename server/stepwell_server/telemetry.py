@@ -27,8 +27,8 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from stepwell_server.config import LogFormat, LogLevel
-from stepwell_server.engine import timings
-from stepwell_server.engine.timings import Timings
+from stepwell_server.engine.spine import timings
+from stepwell_server.engine.spine.timings import Timings
 
 Label = TypeVar("Label", bound=StrEnum)
 

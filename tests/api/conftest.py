@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 import pytest
 
-from stepwell_server.engine.loops import sweep
+from stepwell_server.engine.spine.loops import sweep
 from tests.support.flows import Flows
 from tests.support.servers import Served, StartServer
 from tests.support.triggers import Triggers

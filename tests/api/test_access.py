@@ -18,10 +18,10 @@ from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.api import calls
-from stepwell_server.api.access import Caller, Category, PolicyNotFound, Principal, load_policy
-from stepwell_server.domain.errors import Unauthenticated
-from stepwell_server.engine import waits
+from stepwell_server.api.edge import calls
+from stepwell_server.api.edge.access import Caller, Category, PolicyNotFound, Principal, load_policy
+from stepwell_server.domain.values.errors import Unauthenticated
+from stepwell_server.engine.spine import waits
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows, status_name

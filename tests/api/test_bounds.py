@@ -15,15 +15,15 @@ from grpc.aio import AioRpcError
 
 from stepwell.v1 import workers_pb2, workflows_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.api import bounds, parsing, wire
-from stepwell_server.api.frames import FrameReader
-from stepwell_server.api.parsing import Parser
-from stepwell_server.api.validate import Validator
-from stepwell_server.domain import strict_json
-from stepwell_server.domain.errors import InvalidRequest
-from stepwell_server.domain.limits import Limits
-from stepwell_server.domain.retry import StepPolicy
-from stepwell_server.engine import turns
+from stepwell_server.api.edge import bounds, counting as wire, parsing
+from stepwell_server.api.wire.frames import FrameReader
+from stepwell_server.api.edge.parsing import Parser
+from stepwell_server.api.edge.validate import Validator
+from stepwell_server.domain.values import strict_json
+from stepwell_server.domain.values.errors import InvalidRequest
+from stepwell_server.domain.values.limits import Limits
+from stepwell_server.domain.values.retry import StepPolicy
+from stepwell_server.engine.spine import turns
 from tests.support import raw
 from tests.support.requests import METHODS, Path, full, hello, message, name_of, payloads, repeated, with_payload
 from tests.support.servers import Served

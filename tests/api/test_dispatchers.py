@@ -9,9 +9,9 @@ from sqlalchemy import update
 
 from stepwell.v1 import namespaces_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
-from stepwell_server.domain.tasks import Handler, TaskKind
-from stepwell_server.domain.times import SECOND
-from stepwell_server.storage import handlers
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.values.times import SECOND
+from stepwell_server.storage.spine import handlers
 from stepwell_server.storage.schema import sessions
 from tests.api.conftest import Hire
 from tests.support.errors import refusal

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from stepwell.v1 import workers_pb2 as pb
-from stepwell_server.storage.failpoints import BEFORE_COMMIT
+from stepwell_server.storage.database.failpoints import BEFORE_COMMIT
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows

@@ -12,9 +12,9 @@ from grpc import StatusCode, aio
 from structlog.testing import capture_logs
 
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell_server.api.interceptors import _parsed_stream, observed, translated
-from stepwell_server.api.parsing import Parser
-from stepwell_server.domain.limits import Limits
+from stepwell_server.api.edge.interceptors import _parsed_stream, observed, translated
+from stepwell_server.api.edge.parsing import Parser
+from stepwell_server.domain.values.limits import Limits
 from stepwell_server.telemetry import Metrics
 
 

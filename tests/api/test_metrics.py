@@ -13,12 +13,12 @@ import pytest
 from sqlalchemy import update
 
 from stepwell.v1.workers_pb2 import HANDLER_KIND_HOOK
-from stepwell_server.domain.times import SECOND
-from stepwell_server.engine import committer
-from stepwell_server.engine.committer import PATIENCE as GROUPS
-from stepwell_server.engine.timings import Stage
-from stepwell_server.storage.clock import lease_now
-from stepwell_server.storage.database import LostRace
+from stepwell_server.domain.values.times import SECOND
+from stepwell_server.engine.spine import committer
+from stepwell_server.engine.spine.committer import PATIENCE as GROUPS
+from stepwell_server.engine.spine.timings import Stage
+from stepwell_server.storage.database.clock import lease_now
+from stepwell_server.storage.database.database import LostRace
 from stepwell_server.storage.schema import lease_clock
 from stepwell_server.telemetry import Metrics
 from tests.api.conftest import Hire

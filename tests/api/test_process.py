@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from stepwell_server.config import load
-from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.groups import HotCall
-from stepwell_server.engine.tasks import Claim
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.group import HotCall
+from stepwell_server.engine.spine.calls import Claim
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows

@@ -20,9 +20,9 @@ from stepwell.v1.hooks_pb2 import GetHookRequest, TriggerHooksItem, TriggerHooks
 from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell_server import __version__
-from stepwell_server.api.listeners import service_names
-from stepwell_server.storage.database import Database
-from stepwell_server.storage.migrate import MIGRATIONS
+from stepwell_server.api.edge.listeners import service_names
+from stepwell_server.storage.database.database import Database
+from stepwell_server.storage.database.migrate import MIGRATIONS
 from tests.support import raw
 from tests.support.errors import refusal
 from tests.support.patience import PATIENCE

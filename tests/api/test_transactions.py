@@ -12,7 +12,7 @@ from stepwell.v1 import transactions_pb2 as pb
 from stepwell.v1 import workflows_pb2
 from stepwell.v1.common_pb2 import RetryPolicy
 from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
-from stepwell_server.storage.failpoints import AFTER_COMMIT, BEFORE_COMMIT
+from stepwell_server.storage.database.failpoints import AFTER_COMMIT, BEFORE_COMMIT
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows, status_name

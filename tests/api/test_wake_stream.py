@@ -10,9 +10,9 @@ import pytest
 from sqlalchemy import update
 
 from stepwell_server.api import dispatchers as servicer
-from stepwell_server.api import streams
-from stepwell_server.domain.dispatchers import WakeFilter
-from stepwell_server.domain.times import SECOND
+from stepwell_server.api.edge import streams
+from stepwell_server.domain.spine.wakes import WakeFilter
+from stepwell_server.domain.values.times import SECOND
 from stepwell_server.storage.schema import tasks
 from tests.api.conftest import Hire
 from tests.api.test_worker_stream import REVOCABLE, Revocable

@@ -14,7 +14,7 @@ import trustme
 from standardwebhooks import Webhook
 
 from stepwell.v1 import hooks_pb2 as pb
-from stepwell_server.engine.deliveries import new_secret
+from stepwell_server.engine.hooks.posts import new_secret
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows

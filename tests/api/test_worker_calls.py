@@ -9,7 +9,7 @@ import pytest
 from stepwell.errors import reason_name
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.storage import sessions
+from stepwell_server.storage.spine import sessions
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows, step_status

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell.v1 import workers_pb2 as pb
-from stepwell_server.api import streams
+from stepwell_server.api.edge import streams
 from stepwell_server.api import workers as servicer
 from tests.api.conftest import Hire
 from tests.support.flows import Flows

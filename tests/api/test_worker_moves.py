@@ -11,8 +11,8 @@ from stepwell.v1 import clock_pb2
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell_server import app as application
-from stepwell_server.engine.connections import MOST_CREDIT
-from stepwell_server.storage.hints import NoHints
+from stepwell_server.engine.spine.connections import MOST_CREDIT
+from stepwell_server.storage.database.hints import NoHints
 from tests.api.conftest import Hire
 from tests.support.flows import Flows, step_status
 from tests.support.frames import begin, done, finish, opening, policy, sleep, suspend, wait_for

@@ -15,12 +15,12 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from stepwell.errors import CallFailed, failure_of
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.api import listeners, streams
+from stepwell_server.api.edge import listeners, streams
 from stepwell_server.api import workers as servicer
-from stepwell_server.api.access import AllowAll, Caller, Category, Principal
-from stepwell_server.domain.errors import Unauthenticated
+from stepwell_server.api.edge.access import AllowAll, Caller, Category, Principal
+from stepwell_server.domain.values.errors import Unauthenticated
 from stepwell_server.engine import workers as engine_workers
-from stepwell_server.engine.loops import sweep
+from stepwell_server.engine.spine.loops import sweep
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows

@@ -9,7 +9,7 @@ from stepwell.errors import reason_name
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2
 from stepwell.v1.common_pb2 import Payload
-from stepwell_server.engine.connections import MOST_CREDIT
+from stepwell_server.engine.spine.connections import MOST_CREDIT
 from tests.api.conftest import Hire
 from tests.support import raw
 from tests.support.flows import Flows, status_name

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from stepwell.v1 import errors_pb2
-from stepwell_server.api import access, errors
-from stepwell_server.domain import errors as domain_errors
+from stepwell_server.api.edge import access, errors
+from stepwell_server.domain.values import errors as domain_errors
 from tests.support.contract import methods
 from tests.support.reasons import documented
 

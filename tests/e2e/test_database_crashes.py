@@ -12,12 +12,13 @@ import pytest
 from sqlalchemy import make_url, text
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.errors import DatabaseUnavailable, ServerBusy
-from stepwell_server.domain.tasks import NewTask, Task, Verdict
-from stepwell_server.engine import tasks as calls
-from stepwell_server.storage import migrate, requests
-from stepwell_server.storage.database import Database, Tx
-from stepwell_server.storage.requests import RequestKey
+from stepwell_server.domain.values.errors import DatabaseUnavailable, ServerBusy
+from stepwell_server.domain.spine.tasks import NewTask, Task, Verdict
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.storage.database import migrate
+from stepwell_server.storage.spine import requests
+from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.spine.requests import RequestKey
 from tests.support.patience import PATIENCE
 from tests.support.postgres import OwnPostgres, own_postgres
 from tests.support.servers import start_process

@@ -8,8 +8,8 @@ import pytest
 from sqlalchemy import make_url
 
 from stepwell_server.app import open_database
-from stepwell_server.storage import migrate
-from stepwell_server.storage.database import Database
+from stepwell_server.storage.database import migrate
+from stepwell_server.storage.database.database import Database
 from tests.support.postgres import PostgresServer
 from tests.support.runs import Engine, replicas_on
 from tests.support.spine import Spine, running

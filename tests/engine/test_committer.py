@@ -12,17 +12,17 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from stepwell_server.domain.errors import DatabaseUnavailable, Internal, InvalidField, ServerBusy
-from stepwell_server.domain.runs import RunRules
-from stepwell_server.domain.tasks import NewTask, Verdict
-from stepwell_server.engine import claims, groups, inbox
-from stepwell_server.engine import committer as committers
-from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.claims import Seat
-from stepwell_server.engine.groups import Group, GroupResult, HotCall, Undecided
-from stepwell_server.storage import handlers
-from stepwell_server.storage import tasks as store
-from stepwell_server.storage.database import Database, Fault, Tx
+from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, InvalidField, ServerBusy
+from stepwell_server.domain.workflows.runs import RunRules
+from stepwell_server.domain.spine.tasks import NewTask, Verdict
+from stepwell_server.engine.spine import claims, group as groups, inbox
+from stepwell_server.engine.spine import committer as committers
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.engine.spine.claims import Seat
+from stepwell_server.engine.spine.group import Group, GroupResult, HotCall, Undecided
+from stepwell_server.storage.spine import handlers
+from stepwell_server.storage.spine import tasks as store
+from stepwell_server.storage.database.database import Database, Fault, Tx
 from tests.support.faults import Rates, faulty
 from tests.support.postgres import PostgresServer
 from tests.support.spine import ANNA, BEN, ORDER, Spine, running

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from stepwell_server.domain.errors import DatabaseUnavailable
-from stepwell_server.domain.tasks import NewTask, Verdict
-from stepwell_server.engine import tasks as calls
-from stepwell_server.storage.database import Database
-from stepwell_server.storage.failpoints import AFTER_COMMIT, BEFORE_COMMIT
+from stepwell_server.domain.values.errors import DatabaseUnavailable
+from stepwell_server.domain.spine.tasks import NewTask, Verdict
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.storage.database.database import Database
+from stepwell_server.storage.database.failpoints import AFTER_COMMIT, BEFORE_COMMIT
 from tests.support.faults import Rates, faulty
 from tests.support.spine import ORDER, Spine, running
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from stepwell_server.domain.errors import ServerBusy
-from stepwell_server.domain.runs import RunRules
-from stepwell_server.engine import committer as committers
-from stepwell_server.engine import inbox as inboxes
-from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.groups import HotCall
-from stepwell_server.engine.inbox import SERVER, Inbox, Sender, Waiting
+from stepwell_server.domain.values.errors import ServerBusy
+from stepwell_server.domain.workflows.runs import RunRules
+from stepwell_server.engine.spine import committer as committers
+from stepwell_server.engine.spine import inbox as inboxes
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.group import HotCall
+from stepwell_server.engine.spine.inbox import Inbox, SERVER, Sender, Waiting
 
 LOUD, QUIET, OTHER = Sender("a", "loud"), Sender("a", "quiet"), Sender("b", "other")
 

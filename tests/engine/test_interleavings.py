@@ -11,19 +11,19 @@ import asyncio
 import pytest
 from sqlalchemy import text
 
-from stepwell_server.domain.errors import (
+from stepwell_server.domain.values.errors import (
     IdempotencyKeyReused,
     InstanceIdAlreadyExists,
     InstanceTerminal,
     RunSuperseded,
 )
-from stepwell_server.domain.frames import Body
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.tasks import Stop, TaskStatus, Verdict
-from stepwell_server.domain.times import HOUR
-from stepwell_server.domain.workflows import InstanceStatus, NewEvent, StepStatus
-from stepwell_server.engine.intake import Item
-from stepwell_server.engine.run_calls import Stored
+from stepwell_server.domain.spine.frames import Body
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.spine.tasks import Stop, TaskStatus, Verdict
+from stepwell_server.domain.values.times import HOUR
+from stepwell_server.domain.workflows.instances import InstanceStatus, NewEvent, StepStatus
+from stepwell_server.engine.spine.batches import Item
+from stepwell_server.engine.workflows.calls import Stored
 from tests.support.runs import (
     ANNA,
     BEN,

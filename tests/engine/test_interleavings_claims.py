@@ -8,23 +8,24 @@ from typing import Any
 
 import pytest
 
-from stepwell_server.domain.dispatchers import ProcessOrder, WakeFilter
-from stepwell_server.domain.errors import DatabaseSlow, DatabaseUnavailable
-from stepwell_server.domain.frames import Suspend
-from stepwell_server.domain.leases import Held, LeaseTimes
-from stepwell_server.domain.tasks import Handler, Task, TaskKind, TaskStatus
-from stepwell_server.domain.times import SECOND
-from stepwell_server.engine import claims, dispatch
-from stepwell_server.engine.claims import MOST_ASKED, Claimed
-from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.dispatch import Dispatcher
-from stepwell_server.engine.inbox import Sender
-from stepwell_server.engine.places import Delivery, Place
-from stepwell_server.engine.tasks import Claim
-from stepwell_server.storage import runs as run_store
-from stepwell_server.storage.claims import Served
-from stepwell_server.storage.database import Fault, Tx
-from stepwell_server.storage.runs import RunRef
+from stepwell_server.domain.spine.wakes import ProcessOrder, WakeFilter
+from stepwell_server.domain.values.errors import DatabaseSlow, DatabaseUnavailable
+from stepwell_server.domain.spine.frames import Suspend
+from stepwell_server.domain.spine.leases import Held, LeaseTimes
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.tasks import Task, TaskStatus
+from stepwell_server.domain.values.times import SECOND
+from stepwell_server.engine.spine import claims, handout as dispatch
+from stepwell_server.engine.spine.claims import Claimed, MOST_ASKED
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.handout import Dispatcher
+from stepwell_server.engine.spine.inbox import Sender
+from stepwell_server.engine.spine.local_workers import Delivery, Place
+from stepwell_server.engine.spine.calls import Claim
+from stepwell_server.storage.workflows import runs as run_store
+from stepwell_server.storage.spine.claims import Served
+from stepwell_server.storage.database.database import Fault, Tx
+from stepwell_server.storage.workflows.runs import RunRef
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.patience import PATIENCE
 from tests.support.runs import ANNA, BEN, ORDER, Engine, background, done, held_before_commit, replicas_on, taken, until

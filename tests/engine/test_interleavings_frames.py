@@ -7,21 +7,21 @@ from typing import Any
 
 import pytest
 
-from stepwell_server.domain.errors import DatabaseUnavailable, Internal, InvalidField
-from stepwell_server.domain.frames import Body, RunNews, Suspend
-from stepwell_server.domain.leases import Held
-from stepwell_server.domain.retry import StepPolicy
-from stepwell_server.domain.tasks import TaskStatus, Verdict
-from stepwell_server.domain.times import DAY, HOUR, MINUTE, SECOND
-from stepwell_server.domain.workflows import InstanceStatus, Step, StepStatus
-from stepwell_server.engine import connections, dispatch
-from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.groups import HotCall
-from stepwell_server.engine.inbox import Sender
-from stepwell_server.engine.outbox import News
-from stepwell_server.engine.places import Delivery
-from stepwell_server.engine.run_calls import ReportFrames
-from stepwell_server.storage.failpoints import AFTER_COMMIT
+from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, InvalidField
+from stepwell_server.domain.spine.frames import Body, RunNews, Suspend
+from stepwell_server.domain.spine.leases import Held
+from stepwell_server.domain.values.retry import StepPolicy
+from stepwell_server.domain.spine.tasks import TaskStatus, Verdict
+from stepwell_server.domain.values.times import DAY, HOUR, MINUTE, SECOND
+from stepwell_server.domain.workflows.instances import InstanceStatus, Step, StepStatus
+from stepwell_server.engine.spine import connections, handout as dispatch
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.group import HotCall
+from stepwell_server.engine.spine.inbox import Sender
+from stepwell_server.engine.spine.outbox import News
+from stepwell_server.engine.spine.local_workers import Delivery
+from stepwell_server.engine.workflows.calls import ReportFrames
+from stepwell_server.storage.database.failpoints import AFTER_COMMIT
 from tests.support.faults import Rates, faulty
 from tests.support.runs import (
     ANNA,

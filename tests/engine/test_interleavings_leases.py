@@ -6,16 +6,16 @@ import asyncio
 
 import pytest
 
-from stepwell_server.domain.errors import LeaseLost, Superseded
-from stepwell_server.domain.leases import Owner
-from stepwell_server.domain.retry import RetryPolicy, StepPolicy
-from stepwell_server.domain.tasks import Reason, TaskStatus, Verdict
-from stepwell_server.domain.times import DAY, HOUR, MINUTE, SECOND
-from stepwell_server.domain.workflows import InstanceStatus, StepStatus
-from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.places import Delivery
-from stepwell_server.storage import sessions
-from stepwell_server.storage import tasks as store
+from stepwell_server.domain.values.errors import LeaseLost, Superseded
+from stepwell_server.domain.spine.leases import Owner
+from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
+from stepwell_server.domain.spine.tasks import Reason, TaskStatus, Verdict
+from stepwell_server.domain.values.times import DAY, HOUR, MINUTE, SECOND
+from stepwell_server.domain.workflows.instances import InstanceStatus, StepStatus
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.engine.spine.local_workers import Delivery
+from stepwell_server.storage.spine import sessions
+from stepwell_server.storage.spine import tasks as store
 from tests.support.runs import (
     ANNA,
     BEGIN,

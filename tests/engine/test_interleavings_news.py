@@ -7,17 +7,17 @@ from typing import Any
 
 import pytest
 
-from stepwell_server.domain.errors import DatabaseUnavailable, Internal, StepwellError
-from stepwell_server.domain.frames import Suspend
-from stepwell_server.domain.leases import Held, LeaseTimes
-from stepwell_server.domain.times import HOUR, SECOND
-from stepwell_server.engine import connections
-from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.connections import Connection
-from stepwell_server.engine.inbox import Sender
-from stepwell_server.engine.outbox import Beat, News
-from stepwell_server.engine.places import Delivery
-from stepwell_server.engine.tasks import Renew
+from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, StepwellError
+from stepwell_server.domain.spine.frames import Suspend
+from stepwell_server.domain.spine.leases import Held, LeaseTimes
+from stepwell_server.domain.values.times import HOUR, SECOND
+from stepwell_server.engine.spine import connections
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.connections import Connection
+from stepwell_server.engine.spine.inbox import Sender
+from stepwell_server.engine.spine.outbox import Beat, News
+from stepwell_server.engine.spine.local_workers import Delivery
+from stepwell_server.engine.spine.calls import Renew
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.patience import PATIENCE
 from tests.support.runs import (

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell_server.domain.errors import InvalidField, LeaseLost, MaxStepsExceeded, StepTypeMismatch
-from stepwell_server.domain.frames import StepDone, StepFailed
-from stepwell_server.domain.retry import RetryPolicy, StepPolicy
-from stepwell_server.domain.tasks import Verdict
-from stepwell_server.domain.times import MINUTE
-from stepwell_server.domain.workflows import InstanceStatus, StepStatus
+from stepwell_server.domain.values.errors import InvalidField, LeaseLost, MaxStepsExceeded, StepTypeMismatch
+from stepwell_server.domain.spine.frames import StepDone, StepFailed
+from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
+from stepwell_server.domain.spine.tasks import Verdict
+from stepwell_server.domain.values.times import MINUTE
+from stepwell_server.domain.workflows.instances import InstanceStatus, StepStatus
 from tests.support.runs import (
     BEGIN,
     BEN,

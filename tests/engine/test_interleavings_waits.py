@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from stepwell_server.domain.errors import LeaseLost, SessionHasStream, SessionNotRegistered
-from stepwell_server.domain.leases import Owner
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.tasks import Reason, TaskStatus, Verdict
-from stepwell_server.domain.times import HOUR, SECOND
-from stepwell_server.domain.workflows import InstanceStatus, StepStatus
-from stepwell_server.engine.places import Delivery
-from stepwell_server.storage.claims import STICKY
+from stepwell_server.domain.values.errors import LeaseLost, SessionHasStream, SessionNotRegistered
+from stepwell_server.domain.spine.leases import Owner
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.spine.tasks import Reason, TaskStatus, Verdict
+from stepwell_server.domain.values.times import HOUR, SECOND
+from stepwell_server.domain.workflows.instances import InstanceStatus, StepStatus
+from stepwell_server.engine.spine.local_workers import Delivery
+from stepwell_server.storage.spine.claims import STICKY
 from tests.support.runs import (
     ANNA,
     BEGIN,

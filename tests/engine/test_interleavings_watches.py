@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.times import MINUTE
-from stepwell_server.domain.workflows import Head, Instance, InstanceStatus, NewInstance
-from stepwell_server.engine.intake import NO_ITEM
-from stepwell_server.engine.watches import MESSAGE_BYTES, Watcher
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.times import MINUTE
+from stepwell_server.domain.workflows.instances import Head, Instance, InstanceStatus, NewInstance
+from stepwell_server.engine.spine.batches import NO_ITEM
+from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
 from tests.support.patience import PATIENCE
 from tests.support.runs import (
     BEGIN,

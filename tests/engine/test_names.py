@@ -8,18 +8,19 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sqlalchemy import insert, select, update
 
-from stepwell_server.domain.errors import WorkflowNotFound
-from stepwell_server.domain.hooks import HookKey, NewHook
-from stepwell_server.domain.pages import PageRequest
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.tasks import Handler, Registration, TaskKind
-from stepwell_server.domain.times import DAY, HOUR, Micros
-from stepwell_server.engine.hooks import Hooks
-from stepwell_server.engine.intake import NO_ITEM, Intake
-from stepwell_server.engine.loops.prune import forget_names
-from stepwell_server.storage import handlers, sessions, targets
-from stepwell_server.storage.database import Tx
-from stepwell_server.storage.paging import PageTokens
+from stepwell_server.domain.values.errors import WorkflowNotFound
+from stepwell_server.domain.hooks.hooks import HookKey, NewHook
+from stepwell_server.domain.values.pages import PageRequest
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.values.times import DAY, HOUR, Micros
+from stepwell_server.engine.hooks.hooks import Hooks
+from stepwell_server.engine.spine.batches import Intake, NO_ITEM
+from stepwell_server.engine.spine.loops.prune import forget_names
+from stepwell_server.storage.hooks import targets
+from stepwell_server.storage.spine import handlers, sessions
+from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.schema import handlers as table
 from stepwell_server.storage.schema import sessions as session_table
 from tests.support.postgres import PostgresServer

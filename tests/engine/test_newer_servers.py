@@ -9,14 +9,14 @@ from contextlib import suppress
 import pytest
 from sqlalchemy import make_url, update
 
-from stepwell_server.domain.tasks import NewTask
-from stepwell_server.engine import tasks as calls
-from stepwell_server.storage import handlers, sessions
+from stepwell_server.domain.spine.tasks import NewTask
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.storage.spine import handlers, sessions
 from stepwell_server.storage import schema as tables
-from stepwell_server.storage import tasks as store
-from stepwell_server.storage.database import Tx
-from stepwell_server.storage.hints import CHANNEL, Hint, PostgresqlHints
-from stepwell_server.storage.sessions import Session
+from stepwell_server.storage.spine import tasks as store
+from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.hints import CHANNEL, Hint, PostgresqlHints
+from stepwell_server.storage.spine.sessions import Session
 from tests.support.postgres import execute
 from tests.support.spine import ANNA, BEN, ORDER, Spine, sweep_of
 

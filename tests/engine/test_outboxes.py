@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from stepwell_server.domain.frames import RunNews
-from stepwell_server.domain.leases import Held
-from stepwell_server.domain.tasks import TaskStatus
-from stepwell_server.engine import connections, outbox
-from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.connections import Connection
-from stepwell_server.engine.outbox import Beat, Message, News, State
-from stepwell_server.engine.places import Delivery
+from stepwell_server.domain.spine.frames import RunNews
+from stepwell_server.domain.spine.leases import Held
+from stepwell_server.domain.spine.tasks import TaskStatus
+from stepwell_server.engine.spine import connections, outbox
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.connections import Connection
+from stepwell_server.engine.spine.outbox import Beat, Message, News, State
+from stepwell_server.engine.spine.local_workers import Delivery
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.runs import ANNA, BEN, FINISH, Engine, Holding, background, done, streamed, taken, until
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import Table, func, insert, select, update
 
-from stepwell_server.domain.tasks import Handler, Registration, TaskKind
-from stepwell_server.domain.times import DAY
-from stepwell_server.engine.loops import prune
-from stepwell_server.storage import handlers, sessions
-from stepwell_server.storage.database import Database, Tx
+from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.values.times import DAY
+from stepwell_server.engine.spine.loops import prune
+from stepwell_server.storage.spine import handlers, sessions
+from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.schema import handlers as handler_table
 from stepwell_server.storage.schema import requests
 from tests.support.patience import PATIENCE

@@ -22,25 +22,19 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy import Row, delete, make_url, select
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.leases import Held, LeaseTimes, Owner
-from stepwell_server.domain.tasks import (
-    BEGUN_PRIORITY,
-    Handler,
-    NewTask,
-    Reason,
-    Registration,
-    Task,
-    TaskStatus,
-    Verdict,
-)
-from stepwell_server.domain.times import HOUR, MINUTE
-from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.claims import Claimed, Seat
-from stepwell_server.engine.groups import HotCall
-from stepwell_server.engine.tasks import Answer
-from stepwell_server.storage import handlers, leases, migrate, schema
-from stepwell_server.storage.clock import db_now, lease_now
-from stepwell_server.storage.database import READ, Tx
+from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
+from stepwell_server.domain.spine.handlers import Handler, Registration
+from stepwell_server.domain.spine.tasks import BEGUN_PRIORITY, NewTask, Reason, Task, TaskStatus, Verdict
+from stepwell_server.domain.values.times import HOUR, MINUTE
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.engine.spine.claims import Claimed, Seat
+from stepwell_server.engine.spine.group import HotCall
+from stepwell_server.engine.spine.calls import Answer
+from stepwell_server.storage import schema
+from stepwell_server.storage.database import migrate
+from stepwell_server.storage.spine import handlers, leases
+from stepwell_server.storage.database.clock import db_now, lease_now
+from stepwell_server.storage.database.database import READ, Tx
 from tests.support.spine import CHARGING, Spine, running
 from tests.support.spine_model import ACK_WINDOW, FREE, GRACE, LEASE, LIMIT, LIMITED, Model, Ticket
 

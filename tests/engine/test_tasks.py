@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
-from stepwell_server.domain.leases import Owner
-from stepwell_server.domain.tasks import BEGUN_PRIORITY, Handler, NewTask, Reason, Stop, TaskKind, TaskStatus, Verdict
-from stepwell_server.domain.times import HOUR, SECOND
-from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.claims import Seat
-from stepwell_server.storage import handlers, leases
-from stepwell_server.storage import tasks as store
+from stepwell_server.domain.spine.leases import Owner
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.tasks import BEGUN_PRIORITY, NewTask, Reason, Stop, TaskStatus, Verdict
+from stepwell_server.domain.values.times import HOUR, SECOND
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.engine.spine.claims import Seat
+from stepwell_server.storage.spine import handlers, leases
+from stepwell_server.storage.spine import tasks as store
 from tests.support.spine import ANNA, BEN, CHARGING, ORDER, Spine, held
 
 

@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import make_url
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.tasks import Verdict
-from stepwell_server.domain.times import DAY, HOUR
-from stepwell_server.storage import clock, migrate
+from stepwell_server.domain.spine.tasks import Verdict
+from stepwell_server.domain.values.times import DAY, HOUR
+from stepwell_server.storage.database import clock, migrate
 from tests.support.spine import ANNA, Spine, running
 
 

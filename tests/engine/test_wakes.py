@@ -12,19 +12,19 @@ import asyncpg
 import pytest
 from sqlalchemy import make_url
 
-from stepwell_server.domain.errors import DatabaseSlow
-from stepwell_server.domain.tasks import Handler, TaskKind
-from stepwell_server.domain.times import HOUR, SECOND
-from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.groups import Committed
-from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
-from stepwell_server.engine.loops.relay_hints import HintRelay
-from stepwell_server.engine.wakes import DatabaseTime, WakeBus
-from stepwell_server.storage import handlers
-from stepwell_server.storage.database import MOST_ATTEMPTS, Fault
-from stepwell_server.storage.handlers import HandlerWake
-from stepwell_server.storage.hints import Hint, Hints, NoHints, PostgresqlHints
-from stepwell_server.storage.tasks import Stamp
+from stepwell_server.domain.values.errors import DatabaseSlow
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.values.times import HOUR, SECOND
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.engine.spine.group import Committed
+from stepwell_server.engine.spine.loops.refresh_wakes import refresh_wakes
+from stepwell_server.engine.spine.loops.relay_hints import HintRelay
+from stepwell_server.engine.spine.wakes import DatabaseTime, WakeBus
+from stepwell_server.storage.spine import handlers
+from stepwell_server.storage.database.database import Fault, MOST_ATTEMPTS
+from stepwell_server.storage.spine.handlers import HandlerWake
+from stepwell_server.storage.database.hints import Hint, Hints, NoHints, PostgresqlHints
+from stepwell_server.storage.spine.tasks import Stamp
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.patience import PATIENCE
 from tests.support.spine import ANNA, ORDER, Spine, held, sweep_of
@@ -295,7 +295,7 @@ async def test_lost_hints_are_noticed_and_come_back(spines: tuple[Spine, Spine],
 
 
 async def test_a_ping_that_does_not_come_back_shows(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepwell_server.storage import hints as module
+    from stepwell_server.storage.database import hints as module
 
     hints = PostgresqlHints(make_url(postgres_url))
     listening = asyncio.create_task(hints.listen(lambda hint: None))
@@ -329,7 +329,7 @@ async def test_a_connection_over_which_no_ping_comes_is_replaced(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a firewall has forgotten looks open for ever, from this side."""
-    from stepwell_server.storage import hints as module
+    from stepwell_server.storage.database import hints as module
 
     monkeypatch.setattr(module, "DEAF_LIMIT", 0.01)
     heard: list[Hint] = []

@@ -11,10 +11,10 @@ import pytest
 from sqlalchemy import make_url
 
 from stepwell_server.engine import dispatchers
-from stepwell_server.engine.groups import Committed
-from stepwell_server.engine.loops import refresh_wakes
-from stepwell_server.engine.loops.relay_hints import HintRelay
-from stepwell_server.storage.hints import Hint, PostgresqlHints
+from stepwell_server.engine.spine.group import Committed
+from stepwell_server.engine.spine.loops import refresh_wakes
+from stepwell_server.engine.spine.loops.relay_hints import HintRelay
+from stepwell_server.storage.database.hints import Hint, PostgresqlHints
 from tests.support.runs import Engine, replicas_on, until
 from tests.support.wakes_truth import FILTERS, Operations, followed
 

@@ -10,25 +10,26 @@ from dataclasses import dataclass, field
 import pytest
 from sqlalchemy import select
 
-from stepwell_server.domain.hooks import HookKey, HookStatus, NewHook
+from stepwell_server.domain.hooks.hooks import HookKey, HookStatus, NewHook
 from stepwell_server.domain.namespaces import NamespaceSpec
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.webhooks import Completed, DeliveryResult, Failed, Target
-from stepwell_server.domain.webhooks import Delivery as Attempt
-from stepwell_server.domain.workflows import Failure
-from stepwell_server.engine.breakers import FAILURES, REST, Breaker
-from stepwell_server.engine.claims import Claimed, Seat
-from stepwell_server.engine.deliveries import Deliverer, new_secret
-from stepwell_server.engine.hook_calls import TriggerHook
-from stepwell_server.engine.jobs import Triggered
-from stepwell_server.engine.places import Delivery
-from stepwell_server.engine.requests import Request
-from stepwell_server.engine.targets import Targets
-from stepwell_server.engine.tasks import Claim
-from stepwell_server.engine.webhooks import Webhooks
-from stepwell_server.storage import hooks as store
-from stepwell_server.storage import namespaces, targets
-from stepwell_server.storage.paging import PageTokens
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.hooks.webhooks import Completed, DeliveryResult, Failed, Target
+from stepwell_server.domain.hooks.webhooks import Delivery as Attempt
+from stepwell_server.domain.values.failures import Failure
+from stepwell_server.engine.hooks.breakers import Breaker, FAILURES, REST
+from stepwell_server.engine.spine.claims import Claimed, Seat
+from stepwell_server.engine.hooks.posts import Deliverer, new_secret
+from stepwell_server.engine.hooks.calls import TriggerHook
+from stepwell_server.engine.hooks.book import Triggered
+from stepwell_server.engine.spine.local_workers import Delivery
+from stepwell_server.engine.spine.requests import Request
+from stepwell_server.engine.hooks.targets import Targets
+from stepwell_server.engine.spine.calls import Claim
+from stepwell_server.engine.hooks.webhooks import Webhooks
+from stepwell_server.storage.hooks import hooks as store
+from stepwell_server.storage import namespaces
+from stepwell_server.storage.hooks import targets
+from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.schema import tasks
 from tests.support.runs import Engine, held_before_commit, until
 

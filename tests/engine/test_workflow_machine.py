@@ -20,18 +20,18 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy import Row, delete, select, update
 
-from stepwell_server.domain.errors import InstanceIdAlreadyExists, InstanceTerminal, StepNotFound, StepwellError
-from stepwell_server.domain.executions import load_open
-from stepwell_server.domain.leases import LeaseTimes, Owner
-from stepwell_server.domain.tasks import Task, TaskStatus
-from stepwell_server.domain.times import MINUTE, SECOND, Micros
-from stepwell_server.domain.workflows import InstanceStatus, StepStatus, StepType, status_of
-from stepwell_server.engine.run_calls import ReportFrames
+from stepwell_server.domain.values.errors import InstanceIdAlreadyExists, InstanceTerminal, StepNotFound, StepwellError
+from stepwell_server.domain.spine.executions import load_open
+from stepwell_server.domain.spine.leases import LeaseTimes, Owner
+from stepwell_server.domain.spine.tasks import Task, TaskStatus
+from stepwell_server.domain.values.times import MINUTE, Micros, SECOND
+from stepwell_server.domain.workflows.instances import InstanceStatus, StepStatus, StepType, status_of
+from stepwell_server.engine.workflows.calls import ReportFrames
 from stepwell_server.storage import schema
-from stepwell_server.storage import tasks as store
-from stepwell_server.storage.clock import db_now
-from stepwell_server.storage.database import READ, Tx
-from stepwell_server.storage.payloads import from_text
+from stepwell_server.storage.spine import tasks as store
+from stepwell_server.storage.database.clock import db_now
+from stepwell_server.storage.database.database import READ, Tx
+from stepwell_server.storage.database.payloads import from_text
 from tests.support.runs import (
     ANNA,
     BEN,

@@ -8,9 +8,9 @@ from sqlalchemy import make_url, select
 
 from stepwell_server.app import open_database
 from stepwell_server.domain.clock import ClockReading
-from stepwell_server.storage import clock, migrate
-from stepwell_server.storage.clock import db_now, lease_now
-from stepwell_server.storage.database import Database, Tx
+from stepwell_server.storage.database import clock, migrate
+from stepwell_server.storage.database.clock import db_now, lease_now
+from stepwell_server.storage.database.database import Database, Tx
 
 HOUR = 3_600_000_000
 

@@ -8,13 +8,13 @@ from typing import Any, TypeAlias
 import pytest
 from sqlalchemy import text
 
-from stepwell_server.domain.hooks import HookFilter, HookKey, HookStatus, NewHook
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.tasks import Handler, TaskKind
-from stepwell_server.domain.times import DAY
-from stepwell_server.storage import hooks
-from stepwell_server.storage.database import Database, Tx
-from stepwell_server.storage.hooks import HookBirth
+from stepwell_server.domain.hooks.hooks import HookFilter, HookKey, HookStatus, NewHook
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.values.times import DAY
+from stepwell_server.storage.hooks import hooks
+from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.hooks.hooks import HookBirth
 from tests.support.plans import explained, nodes, opened, statements, steps
 from tests.support.postgres import PostgresServer
 

@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import pytest
 from sqlalchemy import text
 
-from stepwell_server.domain.workflows import InstanceFilter, InstanceStatus
-from stepwell_server.storage import listings
-from stepwell_server.storage.database import Database, Tx
+from stepwell_server.domain.workflows.instances import InstanceFilter, InstanceStatus
+from stepwell_server.storage.workflows import pages as listings
+from stepwell_server.storage.database.database import Database, Tx
 from tests.support.plans import explained, nodes, opened, statements, steps
 from tests.support.postgres import PostgresServer
 

@@ -12,8 +12,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import make_url
 
 from stepwell_server.app import open_database
-from stepwell_server.storage import migrate, server
-from stepwell_server.storage.database import Database, Tx
+from stepwell_server.storage import deployments as server
+from stepwell_server.storage.database import migrate
+from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.schema import metadata
 from tests.support.postgres import PostgresServer
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sqlalchemy import BigInteger, Column, MetaData, Table, Text, insert, select
 
-from stepwell_server.domain.errors import PageTokenInvalid
-from stepwell_server.storage.database import Database, Tx
-from stepwell_server.storage.paging import PageTokens, Position, beyond
+from stepwell_server.domain.values.errors import PageTokenInvalid
+from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.database.paging import PageTokens, Position, beyond
 
 TOKENS = PageTokens(b"k" * 32)
 positions = st.lists(st.integers(-(2**63), 2**63 - 1) | st.text(max_size=40), max_size=3)

@@ -13,15 +13,17 @@ import pytest
 from sqlalchemy import event, make_url, text
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.leases import LeaseTimes
-from stepwell_server.domain.runs import RunRules
-from stepwell_server.domain.tasks import Handler, NewTask, Registration, TaskKind
-from stepwell_server.engine import claims
-from stepwell_server.engine.claims import Seat
-from stepwell_server.storage import handlers, leases, migrate
-from stepwell_server.storage import tasks as store
-from stepwell_server.storage.claims import STICKY
-from stepwell_server.storage.database import Database, Tx
+from stepwell_server.domain.spine.leases import LeaseTimes
+from stepwell_server.domain.workflows.runs import RunRules
+from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.tasks import NewTask
+from stepwell_server.engine.spine import claims
+from stepwell_server.engine.spine.claims import Seat
+from stepwell_server.storage.database import migrate
+from stepwell_server.storage.spine import handlers, leases
+from stepwell_server.storage.spine import tasks as store
+from stepwell_server.storage.spine.claims import STICKY
+from stepwell_server.storage.database.database import Database, Tx
 from tests.support.postgres import PostgresServer
 from tests.support.spine import ANNA, ORDER
 

@@ -9,10 +9,11 @@ import pytest
 from sqlalchemy import make_url, select, update
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.errors import IdempotencyKeyReused
-from stepwell_server.storage import migrate, requests
-from stepwell_server.storage.database import Database, Tx
-from stepwell_server.storage.requests import RequestKey
+from stepwell_server.domain.values.errors import IdempotencyKeyReused
+from stepwell_server.storage.database import migrate
+from stepwell_server.storage.spine import requests
+from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.spine.requests import RequestKey
 from stepwell_server.storage.schema import requests as table
 from tests.support.postgres import PostgresServer
 

@@ -7,8 +7,11 @@ from typing import Any
 import pytest
 from sqlalchemy import BigInteger, Text, select
 
-from stepwell_server.storage import dialect, hooks, runs, tasks, workflows
-from stepwell_server.storage.database import Database, Tx
+from stepwell_server.storage.database import dialect
+from stepwell_server.storage.hooks import hooks
+from stepwell_server.storage.spine import tasks
+from stepwell_server.storage.workflows import instances as workflows, runs
+from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.schema import workflow_instances
 
 GIVEN = [

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import make_url
 
 from stepwell_server.app import open_database
-from stepwell_server.storage import migrate
+from stepwell_server.storage.database import migrate
 
 
 @pytest.mark.parametrize("there_before", [False, True])

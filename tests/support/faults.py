@@ -16,7 +16,7 @@ from typing import Any
 
 from sqlalchemy import text
 
-from stepwell_server.storage.database import CommitUnknown, Database, Fault, T, Tx, TxOptions, Work
+from stepwell_server.storage.database.database import CommitUnknown, Database, Fault, T, Tx, TxOptions, Work
 
 
 class Injected(Exception):

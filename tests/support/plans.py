@@ -9,8 +9,8 @@ from typing import Any, TypeAlias
 from sqlalchemy import event, make_url
 
 from stepwell_server.app import open_database
-from stepwell_server.storage import migrate
-from stepwell_server.storage.database import Database, Tx
+from stepwell_server.storage.database import migrate
+from stepwell_server.storage.database.database import Database, Tx
 
 Plan: TypeAlias = dict[str, Any]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from stepwell_server.api.access import Caller, Category, Principal
+from stepwell_server.api.edge.access import Caller, Category, Principal
 
 
 class Broken:

@@ -11,8 +11,8 @@ import pytest
 from stepwell.errors import CallFailed, reason_name
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.errors_pb2 import ItemError
-from stepwell_server.api.access import Caller, Principal
-from stepwell_server.domain.errors import Unauthenticated
+from stepwell_server.api.edge.access import Caller, Principal
+from stepwell_server.domain.values.errors import Unauthenticated
 from tests.support.flows import Flows
 from tests.support.policies import AsGranted, known_as
 from tests.support.servers import Served

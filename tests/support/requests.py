@@ -18,8 +18,8 @@ from stepwell.v1 import (
     workers_pb2,
     workflows_pb2,
 )
-from stepwell_server.api import bounds
-from stepwell_server.domain.limits import Limits
+from stepwell_server.api.edge import bounds
+from stepwell_server.domain.values.limits import Limits
 from tests.support import raw
 
 FILES: list[Any] = [

@@ -13,7 +13,7 @@ from sqlalchemy import make_url, select, update
 from sqlalchemy.util import await_only
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.frames import (
+from stepwell_server.domain.spine.frames import (
     BeginSteps,
     Body,
     Finish,
@@ -25,15 +25,16 @@ from stepwell_server.domain.frames import (
     Suspend,
     Wait,
 )
-from stepwell_server.domain.leases import Held, LeaseTimes, Owner
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.retry import RetryPolicy, StepPolicy
-from stepwell_server.domain.runs import RunRules
-from stepwell_server.domain.tasks import Handler, Registration, Task, TaskKind
-from stepwell_server.domain.times import HOUR, MINUTE, SECOND, Micros
-from stepwell_server.domain.workflows import (
+from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
+from stepwell_server.domain.workflows.runs import RunRules
+from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.tasks import Task
+from stepwell_server.domain.values.times import HOUR, MINUTE, Micros, SECOND
+from stepwell_server.domain.values.failures import Failure
+from stepwell_server.domain.workflows.instances import (
     Event,
-    Failure,
     Instance,
     InstanceKey,
     NewEvent,
@@ -41,31 +42,33 @@ from stepwell_server.domain.workflows import (
     Step,
     StepType,
 )
-from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.claims import Claimed, Handed, Seat
-from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.connections import Connection
-from stepwell_server.engine.dispatch import Dispatcher
-from stepwell_server.engine.groups import Committed
-from stepwell_server.engine.intake import Intake, Item
-from stepwell_server.engine.loops.sweep import Sweep
-from stepwell_server.engine.outbox import Message, News
-from stepwell_server.engine.registry import Registry
-from stepwell_server.engine.requests import Request
-from stepwell_server.engine.run_calls import ReportFrames, Stored
-from stepwell_server.engine.spine import Spine
-from stepwell_server.engine.wakes import DatabaseTime, WakeBus
-from stepwell_server.engine.watches import Watches
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.engine.spine.claims import Claimed, Handed, Seat
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.connections import Connection
+from stepwell_server.engine.spine.handout import Dispatcher
+from stepwell_server.engine.spine.group import Committed
+from stepwell_server.engine.spine.batches import Intake, Item
+from stepwell_server.engine.spine.loops.sweep import Sweep
+from stepwell_server.engine.spine.outbox import Message, News
+from stepwell_server.engine.spine.registry import Registry
+from stepwell_server.engine.spine.requests import Request
+from stepwell_server.engine.workflows.calls import ReportFrames, Stored
+from stepwell_server.engine.spine.replica import Spine
+from stepwell_server.engine.spine.wakes import DatabaseTime, WakeBus
+from stepwell_server.engine.workflows.watches import Watches
 from stepwell_server.engine.workers import Hello, Workers
-from stepwell_server.engine.workflows import Workflows
-from stepwell_server.storage import clock, handlers, listings, migrate
-from stepwell_server.storage import runs as run_store
-from stepwell_server.storage import tasks as store
-from stepwell_server.storage.database import Database, Tx
-from stepwell_server.storage.failpoints import BEFORE_COMMIT
-from stepwell_server.storage.hints import NoHints
-from stepwell_server.storage.paging import PageTokens
-from stepwell_server.storage.runs import RunRef
+from stepwell_server.engine.workflows.workflows import Workflows
+from stepwell_server.storage.database import clock, migrate
+from stepwell_server.storage.spine import handlers
+from stepwell_server.storage.workflows import pages as listings
+from stepwell_server.storage.workflows import runs as run_store
+from stepwell_server.storage.spine import tasks as store
+from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.database.failpoints import BEFORE_COMMIT
+from stepwell_server.storage.database.hints import NoHints
+from stepwell_server.storage.database.paging import PageTokens
+from stepwell_server.storage.workflows.runs import RunRef
 from stepwell_server.storage.schema import lease_clock
 from stepwell_server.storage.schema import tasks as table
 from tests.support.patience import PATIENCE

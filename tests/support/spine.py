@@ -10,29 +10,30 @@ from typing import Any
 
 from sqlalchemy import select, update
 
-from stepwell_server.domain.executions import OpenStep, dump_open
-from stepwell_server.domain.leases import Held, LeaseTimes, Owner
-from stepwell_server.domain.limits import Limits
-from stepwell_server.domain.retry import StepPolicy
-from stepwell_server.domain.runs import RunRules
-from stepwell_server.domain.tasks import Handler, NewTask, Reason, Registration, Task, TaskKind
-from stepwell_server.domain.times import SECOND
-from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.claims import Claimed, Seat
-from stepwell_server.engine.committer import Committer
-from stepwell_server.engine.dispatch import Dispatcher
-from stepwell_server.engine.groups import Committed, HotCall
-from stepwell_server.engine.loops.sweep import Sweep
-from stepwell_server.engine.registry import Registry
-from stepwell_server.engine.spine import Spine as EngineSpine
-from stepwell_server.engine.tasks import Answer
-from stepwell_server.engine.wakes import DatabaseTime, WakeBus
+from stepwell_server.domain.spine.executions import OpenStep, dump_open
+from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
+from stepwell_server.domain.values.limits import Limits
+from stepwell_server.domain.values.retry import StepPolicy
+from stepwell_server.domain.workflows.runs import RunRules
+from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.tasks import NewTask, Reason, Task
+from stepwell_server.domain.values.times import SECOND
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.engine.spine.claims import Claimed, Seat
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.handout import Dispatcher
+from stepwell_server.engine.spine.group import Committed, HotCall
+from stepwell_server.engine.spine.loops.sweep import Sweep
+from stepwell_server.engine.spine.registry import Registry
+from stepwell_server.engine.spine.replica import Spine as EngineSpine
+from stepwell_server.engine.spine.calls import Answer
+from stepwell_server.engine.spine.wakes import DatabaseTime, WakeBus
 from stepwell_server.engine.workers import Workers
-from stepwell_server.storage import handlers, leases
-from stepwell_server.storage import tasks as store
-from stepwell_server.storage.database import Database, Tx
-from stepwell_server.storage.hints import Hints, NoHints
-from stepwell_server.storage.paging import PageTokens
+from stepwell_server.storage.spine import handlers, leases
+from stepwell_server.storage.spine import tasks as store
+from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.database.hints import Hints, NoHints
+from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.schema import lease_clock, workflow_steps
 from stepwell_server.storage.schema import tasks as table
 

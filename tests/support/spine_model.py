@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from stepwell_server.domain.leases import Held, Owner
-from stepwell_server.domain.tasks import BEGUN_PRIORITY, Handler, Reason, Stop, TaskKind, TaskStatus, Verdict
-from stepwell_server.engine.tasks import Answer
+from stepwell_server.domain.spine.leases import Held, Owner
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.tasks import BEGUN_PRIORITY, Reason, Stop, TaskStatus, Verdict
+from stepwell_server.engine.spine.calls import Answer
 
 LEASE, ACK_WINDOW, GRACE, TRUSTED_GAP = 35, 15, 25, 17.5
 """Lease time is in minutes here."""

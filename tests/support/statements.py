@@ -10,8 +10,8 @@ from typing import Any
 from sqlalchemy import Engine, event
 
 from stepwell_server.app import App
-from stepwell_server.storage.database import Tx, TxOptions, Work
-from stepwell_server.storage.hints import Hint
+from stepwell_server.storage.database.database import Tx, TxOptions, Work
+from stepwell_server.storage.database.hints import Hint
 
 HINT = "hint"
 """The label of what is sent to other replicas, which is no transaction."""

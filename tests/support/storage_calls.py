@@ -12,14 +12,15 @@ from typing import Any, TypeAlias
 from sqlalchemy import text
 
 import stepwell_server.storage as floor
-from stepwell_server.domain.hooks import HookFilter, HookKey, NewHook
-from stepwell_server.domain.jobs import Execution, JobStatus
-from stepwell_server.domain.leases import LeaseTimes, Owner
+from stepwell_server.domain.hooks.hooks import HookFilter, HookKey, NewHook
+from stepwell_server.domain.spine.jobs import Execution, JobStatus
+from stepwell_server.domain.spine.leases import LeaseTimes, Owner
 from stepwell_server.domain.namespaces import NamespaceSpec
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.tasks import Handler, NewTask, Registration, Task, TaskKind
-from stepwell_server.domain.webhooks import Target
-from stepwell_server.domain.workflows import (
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.tasks import NewTask, Task
+from stepwell_server.domain.hooks.webhooks import Target
+from stepwell_server.domain.workflows.instances import (
     Event,
     InstanceFilter,
     InstanceKey,
@@ -29,31 +30,18 @@ from stepwell_server.domain.workflows import (
     StepStatus,
     StepType,
 )
-from stepwell_server.storage import (
-    claims,
-    clock,
-    dialect,
-    handlers,
-    hooks,
-    leases,
-    listings,
-    names,
-    namespaces,
-    requests,
-    runs,
-    server,
-    sessions,
-    targets,
-    tasks,
-    workflows,
-)
-from stepwell_server.storage.claims import Served
-from stepwell_server.storage.database import Tx
-from stepwell_server.storage.hooks import HookBirth, HookEnd
-from stepwell_server.storage.requests import RequestKey
-from stepwell_server.storage.runs import RunRef, SentEvent, Wanted
-from stepwell_server.storage.sessions import Session
-from stepwell_server.storage.workflows import Birth, End
+from stepwell_server.storage import deployments as server, namespaces
+from stepwell_server.storage.database import clock, dialect
+from stepwell_server.storage.hooks import hooks, targets
+from stepwell_server.storage.spine import claims, handlers, leases, names, requests, sessions, tasks
+from stepwell_server.storage.workflows import instances as workflows, pages as listings, runs
+from stepwell_server.storage.spine.claims import Served
+from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.hooks.hooks import HookBirth, HookEnd
+from stepwell_server.storage.spine.requests import RequestKey
+from stepwell_server.storage.workflows.runs import RunRef, SentEvent, Wanted
+from stepwell_server.storage.spine.sessions import Session
+from stepwell_server.storage.workflows.instances import Birth, End
 
 Call: TypeAlias = Callable[[Tx], object]
 

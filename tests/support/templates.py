@@ -10,7 +10,7 @@ from alembic import command
 from sqlalchemy import make_url
 
 from stepwell_server.app import open_database
-from stepwell_server.storage import migrate
+from stepwell_server.storage.database import migrate
 
 
 def migrate_now(url: str) -> None:

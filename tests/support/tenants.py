@@ -15,7 +15,7 @@ from sqlalchemy import Table, select
 from stepwell.errors import failure_of
 from stepwell.v1 import hooks_pb2, namespaces_pb2, transactions_pb2, workers_pb2, workflows_pb2
 from stepwell_server.storage import schema
-from stepwell_server.storage.database import Tx
+from stepwell_server.storage.database.database import Tx
 from tests.support.contract import methods
 from tests.support.frames import done, finish, payload, returned, suspend, wait_for
 from tests.support.policies import known_as

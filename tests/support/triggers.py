@@ -15,7 +15,7 @@ from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell.v1.common_pb2 import RetryPolicy
 from stepwell.v1.hooks_pb2_grpc import HookServiceStub
-from stepwell_server.domain.tasks import Handler, TaskKind
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from tests.support.frames import payload, seconds
 from tests.support.patience import PATIENCE
 from tests.support.servers import Served

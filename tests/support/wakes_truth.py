@@ -12,27 +12,28 @@ from uuid import uuid4
 
 from sqlalchemy import select
 
-from stepwell_server.domain.dispatchers import Wake, WakeFilter
-from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.frames import Outcome
-from stepwell_server.domain.hooks import HookKey, NewHook
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.retry import RetryPolicy
-from stepwell_server.domain.tasks import Handler, TaskKind
-from stepwell_server.domain.times import SECOND, Micros
-from stepwell_server.domain.workflows import Failure
-from stepwell_server.engine import tasks as calls
-from stepwell_server.engine.claims import Claimed, Seat
+from stepwell_server.domain.spine.wakes import Wake, WakeFilter
+from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.spine.frames import Outcome
+from stepwell_server.domain.hooks.hooks import HookKey, NewHook
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.retry import RetryPolicy
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.values.times import Micros, SECOND
+from stepwell_server.domain.values.failures import Failure
+from stepwell_server.engine.spine import calls as calls
+from stepwell_server.engine.spine.claims import Claimed, Seat
 from stepwell_server.engine.dispatchers import Dispatchers
-from stepwell_server.engine.groups import Committed
-from stepwell_server.engine.hooks import Hooks
-from stepwell_server.engine.intake import Intake, Item
-from stepwell_server.engine.loops.refresh_wakes import refresh_wakes
-from stepwell_server.engine.targets import changed
-from stepwell_server.storage import handlers, schema
-from stepwell_server.storage.clock import db_now, lease_now
-from stepwell_server.storage.database import READ, Tx
-from stepwell_server.storage.paging import PageTokens
+from stepwell_server.engine.spine.group import Committed
+from stepwell_server.engine.hooks.hooks import Hooks
+from stepwell_server.engine.spine.batches import Intake, Item
+from stepwell_server.engine.spine.loops.refresh_wakes import refresh_wakes
+from stepwell_server.engine.hooks.targets import changed
+from stepwell_server.storage import schema
+from stepwell_server.storage.spine import handlers
+from stepwell_server.storage.database.clock import db_now, lease_now
+from stepwell_server.storage.database.database import READ, Tx
+from stepwell_server.storage.database.paging import PageTokens
 from tests.support.patience import PATIENCE
 from tests.support.runs import ANNA, BEN, FINISH, ORDER, SUSPEND, Engine, Holding, asked, background, expects, sleeps
 

@@ -16,8 +16,8 @@ from sqlalchemy import select, update
 from stepwell.errors import CallFailed, failure_of, reason_name
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.domain.times import SECOND
-from stepwell_server.storage.clock import lease_now
+from stepwell_server.domain.values.times import SECOND
+from stepwell_server.storage.database.clock import lease_now
 from stepwell_server.storage.schema import tasks
 from tests.support.patience import PATIENCE
 from tests.support.servers import Served

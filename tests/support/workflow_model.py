@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from stepwell_server.domain.frames import Finish, Frame, StepDone, StepFailed, Suspend, Wait
-from stepwell_server.domain.retry import Backoff, RetryPolicy, StepPolicy
-from stepwell_server.domain.tasks import Reason
-from stepwell_server.domain.times import MINUTE, SECOND, Micros
-from stepwell_server.domain.workflows import InstanceStatus, StepStatus, StepType
+from stepwell_server.domain.spine.frames import Finish, Frame, StepDone, StepFailed, Suspend, Wait
+from stepwell_server.domain.values.retry import Backoff, RetryPolicy, StepPolicy
+from stepwell_server.domain.spine.tasks import Reason
+from stepwell_server.domain.values.times import MINUTE, Micros, SECOND
+from stepwell_server.domain.workflows.instances import InstanceStatus, StepStatus, StepType
 
 MOST = 2
 DELAY = 10 * SECOND

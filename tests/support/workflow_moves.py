@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from stepwell_server.domain.frames import Finish, RunNews
-from stepwell_server.domain.times import SECOND
-from stepwell_server.domain.workflows import Failure
+from stepwell_server.domain.spine.frames import Finish, RunNews
+from stepwell_server.domain.values.times import SECOND
+from stepwell_server.domain.values.failures import Failure
 from tests.support.runs import BEGIN, FINISH, SUSPEND, Said, done, expects, failed, opens, sleeps
 from tests.support.workflow_model import MOST, POLICY, Answered, Run
 

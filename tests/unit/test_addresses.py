@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from stepwell_server.domain.addresses import is_public, parse_address
+from stepwell_server.domain.hooks.addresses import is_public, parse_address
 
 # What IANA reserves and some releases of Python call global.
 UNKNOWN_TO_PYTHON = [IPv4Network("192.0.0.0/24"), IPv4Network("192.88.99.0/24")]

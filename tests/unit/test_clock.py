@@ -7,13 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stepwell_server.domain.clock import LONGEST_ADVANCE, ClockReading
-from stepwell_server.domain.errors import (
+from stepwell_server.domain.values.errors import (
     ClockMovesForwardOnly,
     ClockNotVirtual,
     DurationOutOfRange,
     TimestampOutOfRange,
 )
-from stepwell_server.domain.times import LATEST
+from stepwell_server.domain.values.times import LATEST
 
 instants = st.integers(0, LATEST)
 

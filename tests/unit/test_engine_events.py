@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 
-from stepwell_server.domain.engine_events import EngineEventName, created, ended, enqueued
-from stepwell_server.domain.leases import LeaseTimes, Owner
-from stepwell_server.domain.tasks import Handler, Reason, Stop, Task, TaskKind, TaskStatus
-from stepwell_server.domain.times import HOUR, SECOND, Micros
-from stepwell_server.domain.workflows import Failure, InstanceKey
+from stepwell_server.domain.workflows.events import EngineEventName, created, ended, enqueued
+from stepwell_server.domain.spine.leases import LeaseTimes, Owner
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.tasks import Reason, Stop, Task, TaskStatus
+from stepwell_server.domain.values.times import HOUR, Micros, SECOND
+from stepwell_server.domain.values.failures import Failure
+from stepwell_server.domain.workflows.instances import InstanceKey
 
 NOW: Micros = 1_700_000_000 * SECOND
 ORDER = Handler("shop", TaskKind.WORKFLOW, "order")

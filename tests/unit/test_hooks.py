@@ -8,21 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell_server.domain.errors import HookCompleted, HookEnded, InvalidHookId, InvalidHookName
-from stepwell_server.domain.hooks import (
+from stepwell_server.domain.values.errors import HookCompleted, HookEnded, InvalidHookId, InvalidHookName
+from stepwell_server.domain.hooks.hooks import (
     ENGINE_PREFIXES,
     HOOK_RETRY,
-    STORED,
     Hook,
     HookFilter,
     HookKey,
     HookStatus,
     NewHook,
+    STORED,
     is_hook_name,
 )
-from stepwell_server.domain.jobs import JobStatus
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.times import MINUTE, SECOND
+from stepwell_server.domain.spine.jobs import JobStatus
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.times import MINUTE, SECOND
 
 LETTERS = string.ascii_letters + string.digits
 

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell_server.domain.errors import RequestIdInvalid
-from stepwell_server.domain.names import check_request_id, is_name
+from stepwell_server.domain.values.errors import RequestIdInvalid
+from stepwell_server.domain.values.names import check_request_id, is_name
 
 ALLOWED = string.ascii_letters + string.digits + "-_"
 

@@ -10,16 +10,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from stepwell_server.domain import strict_json
-from stepwell_server.domain.errors import (
+from stepwell_server.domain.values import strict_json
+from stepwell_server.domain.values.errors import (
     InvalidField,
     PayloadNotJson,
     PayloadTooDeep,
     PayloadTooLarge,
     StepwellError,
 )
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.storage.payloads import from_text, to_text
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.storage.database.payloads import from_text, to_text
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),

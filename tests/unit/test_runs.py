@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell_server.domain.errors import InvalidField, MaxStepsExceeded, PendingEventsLimit, StepTypeMismatch
-from stepwell_server.domain.executions import OpenStep, dump_open, load_open
-from stepwell_server.domain.frames import (
+from stepwell_server.domain.values.errors import InvalidField, MaxStepsExceeded, PendingEventsLimit, StepTypeMismatch
+from stepwell_server.domain.spine.executions import OpenStep, dump_open, load_open
+from stepwell_server.domain.spine.frames import (
     BeginSteps,
     Body,
     Finish,
@@ -22,16 +22,18 @@ from stepwell_server.domain.frames import (
     Suspend,
     Wait,
 )
-from stepwell_server.domain.frames import Rejected as RejectedFrame
-from stepwell_server.domain.leases import Owner
-from stepwell_server.domain.limits import Limits
+from stepwell_server.domain.spine.frames import Rejected as RejectedFrame
+from stepwell_server.domain.spine.leases import Owner
+from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.namespaces import NamespaceLimits
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.retry import Backoff, RetryPolicy, StepPolicy
-from stepwell_server.domain.runs import Run, RunRules
-from stepwell_server.domain.tasks import Handler, Reason, Stop, Task, TaskKind, TaskStatus, Verdict
-from stepwell_server.domain.times import HOUR, MINUTE, SECOND
-from stepwell_server.domain.workflows import Failure, StepStatus, StepType
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.retry import Backoff, RetryPolicy, StepPolicy
+from stepwell_server.domain.workflows.runs import Run, RunRules
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.tasks import Reason, Stop, Task, TaskStatus, Verdict
+from stepwell_server.domain.values.times import HOUR, MINUTE, SECOND
+from stepwell_server.domain.values.failures import Failure
+from stepwell_server.domain.workflows.instances import StepStatus, StepType
 
 NOW = 1_000 * HOUR
 TWICE = StepPolicy(RetryPolicy(max_attempts=2, delay=10 * SECOND), MINUTE)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from stepwell_server.engine.turns import PART, Turns
+from stepwell_server.engine.spine.turns import PART, Turns
 
 
 async def rounds_beside(*works: list[int]) -> tuple[list[int], int]:

@@ -12,16 +12,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from stepwell_server.domain.errors import InvalidField, InvalidWebhookUrl, SsrfBlocked
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.times import HOUR, SECOND
-from stepwell_server.domain.webhooks import (
-    KEPT_BODY_BYTES,
+from stepwell_server.domain.values.errors import InvalidField, InvalidWebhookUrl, SsrfBlocked
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.times import HOUR, SECOND
+from stepwell_server.domain.hooks.webhooks import (
     Completed,
     Delivery,
     Endpoint,
     Failed,
     Gone,
+    KEPT_BODY_BYTES,
     Secret,
     Target,
     check_secrets,

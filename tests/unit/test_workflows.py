@@ -6,27 +6,28 @@ from collections.abc import Mapping
 
 import pytest
 
-from stepwell_server.domain.errors import (
+from stepwell_server.domain.values.errors import (
     DurationOutOfRange,
     InvalidEventType,
     InvalidField,
     InvalidInstanceId,
     InvalidStepName,
 )
-from stepwell_server.domain.frames import BeginSteps, Frame, Opening, StepDone, Wait
-from stepwell_server.domain.leases import LeaseTimes, Owner
-from stepwell_server.domain.payloads import Payload
-from stepwell_server.domain.retry import StepPolicy
-from stepwell_server.domain.tasks import Handler, Reason, Stop, Task, TaskKind, TaskStatus
-from stepwell_server.domain.times import DAY, HOUR, SECOND
-from stepwell_server.domain.workflows import (
-    PRIORITY,
-    Failure,
+from stepwell_server.domain.spine.frames import BeginSteps, Frame, Opening, StepDone, Wait
+from stepwell_server.domain.spine.leases import LeaseTimes, Owner
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.retry import StepPolicy
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.tasks import Reason, Stop, Task, TaskStatus
+from stepwell_server.domain.values.times import DAY, HOUR, SECOND
+from stepwell_server.domain.values.failures import Failure
+from stepwell_server.domain.workflows.instances import (
     InstanceFilter,
     InstanceKey,
     InstanceStatus,
     NewEvent,
     NewInstance,
+    PRIORITY,
     StepType,
     check_event_type,
     check_instance_id,

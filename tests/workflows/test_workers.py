@@ -9,8 +9,8 @@ from datetime import timedelta
 from sqlalchemy import update
 
 from stepwell import InstanceStatus, workflow
-from stepwell_server.storage.clock import lease_now
-from stepwell_server.storage.database import Tx
+from stepwell_server.storage.database.clock import lease_now
+from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.schema import tasks
 from tests.support.patience import PATIENCE
 from tests.support.servers import Served

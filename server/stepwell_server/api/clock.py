@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from stepwell.v1 import clock_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceServicer
-from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, request_of
-from stepwell_server.domain.errors import InvalidField
-from stepwell_server.domain.times import SECOND
+from stepwell_server.api.edge.calls import Context, request_of
+from stepwell_server.api.wire import common as convert
+from stepwell_server.domain.values.errors import InvalidField
+from stepwell_server.domain.values.times import SECOND
 from stepwell_server.engine.clock import HUNG, Clock
 
 

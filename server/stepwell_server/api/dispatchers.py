@@ -6,10 +6,12 @@ from contextlib import aclosing
 
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceServicer
-from stepwell_server.api import convert, frames, streams
-from stepwell_server.api.calls import Context, current, waiting
-from stepwell_server.domain.dispatchers import ProcessOrder, Wake, WakeFilter
-from stepwell_server.domain.errors import InvalidField
+from stepwell_server.api.edge import streams
+from stepwell_server.api.edge.calls import Context, current, waiting
+from stepwell_server.api.wire import common as convert
+from stepwell_server.api.wire import frames
+from stepwell_server.domain.spine.wakes import ProcessOrder, Wake, WakeFilter
+from stepwell_server.domain.values.errors import InvalidField
 from stepwell_server.engine.dispatchers import Dispatchers
 
 KEEPALIVE = 10.0

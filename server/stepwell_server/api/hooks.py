@@ -7,15 +7,15 @@ from uuid import uuid4
 
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.hooks_pb2_grpc import HookServiceServicer
-from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, item_of, readable, request_of
-from stepwell_server.domain.errors import InvalidField, StepwellError
-from stepwell_server.domain.hooks import HOOK_RETRY, HookFilter, HookKey, NewHook
-from stepwell_server.domain.pages import PageRequest
-from stepwell_server.domain.payloads import EMPTY_OBJECT
-from stepwell_server.domain.webhooks import Target
-from stepwell_server.engine.hooks import Hooks
-from stepwell_server.engine.targets import Targets
+from stepwell_server.api.edge.calls import Context, item_of, readable, request_of
+from stepwell_server.api.wire import common as convert
+from stepwell_server.domain.hooks.hooks import HOOK_RETRY, HookFilter, HookKey, NewHook
+from stepwell_server.domain.hooks.webhooks import Target
+from stepwell_server.domain.values.errors import InvalidField, StepwellError
+from stepwell_server.domain.values.pages import PageRequest
+from stepwell_server.domain.values.payloads import EMPTY_OBJECT
+from stepwell_server.engine.hooks.hooks import Hooks
+from stepwell_server.engine.hooks.targets import Targets
 
 _STATUSES = {number: status for status, number in convert.HOOK_STATUSES.items()}
 

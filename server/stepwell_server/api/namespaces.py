@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from stepwell.v1 import namespaces_pb2 as pb
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceServicer
-from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, current, request_of
-from stepwell_server.domain.pages import PageRequest
+from stepwell_server.api.edge.calls import Context, current, request_of
+from stepwell_server.api.wire import common as convert
+from stepwell_server.domain.values.pages import PageRequest
 from stepwell_server.engine.namespaces import Namespaces
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from stepwell.v1 import server_pb2 as pb
 from stepwell.v1.server_pb2_grpc import ServerServiceServicer
-from stepwell_server.api import convert
-from stepwell_server.api.calls import Context
+from stepwell_server.api.edge.calls import Context
+from stepwell_server.api.wire import common as convert
 from stepwell_server.engine.server import Server
 from stepwell_server.engine.workers import PROTOCOL
 

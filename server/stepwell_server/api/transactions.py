@@ -6,16 +6,16 @@ from collections.abc import Sequence
 
 from stepwell.v1 import transactions_pb2 as pb
 from stepwell.v1.transactions_pb2_grpc import TransactionServiceServicer
-from stepwell_server.api import convert
-from stepwell_server.api.access import Category
-from stepwell_server.api.calls import Call, Context, current, request_of
+from stepwell_server.api.edge.access import Category
+from stepwell_server.api.edge.calls import Call, Context, current, request_of
 from stepwell_server.api.hooks import new_hook
+from stepwell_server.api.wire import common as convert
 from stepwell_server.api.workflows import new_event, new_instance, stored_to_pb
-from stepwell_server.domain.errors import InvalidField, StepwellError
-from stepwell_server.domain.hooks import Hook
-from stepwell_server.domain.workflows import Instance
-from stepwell_server.engine.run_calls import Stored
+from stepwell_server.domain.hooks.hooks import Hook
+from stepwell_server.domain.values.errors import InvalidField, StepwellError
+from stepwell_server.domain.workflows.instances import Instance
 from stepwell_server.engine.transactions import Done, Operation, Transactions, named
+from stepwell_server.engine.workflows.calls import Stored
 
 _CATEGORIES = {
     "create_instance": Category.CREATE,

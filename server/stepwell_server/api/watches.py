@@ -8,13 +8,14 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell_server.api import convert, streams, validate
-from stepwell_server.api.calls import Call
-from stepwell_server.domain.errors import StepwellError, StreamLimit
-from stepwell_server.domain.workflows import Head, Instance, InstanceKey
-from stepwell_server.engine.run_calls import not_found
-from stepwell_server.engine.watches import MESSAGE_BYTES, Watcher
-from stepwell_server.engine.workflows import Workflows
+from stepwell_server.api.edge import streams, validate
+from stepwell_server.api.edge.calls import Call
+from stepwell_server.api.wire import common as convert
+from stepwell_server.domain.values.errors import StepwellError, StreamLimit
+from stepwell_server.domain.workflows.instances import Head, Instance, InstanceKey
+from stepwell_server.engine.workflows.calls import not_found
+from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
+from stepwell_server.engine.workflows.workflows import Workflows
 
 KEEPALIVE = 10.0
 """Seconds after which an empty message says that the server is there."""

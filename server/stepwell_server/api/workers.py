@@ -10,10 +10,15 @@ import structlog
 
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer
-from stepwell_server.api import convert, frames, streams, validate
-from stepwell_server.api.calls import Call, Context, current, request_of, waiting
-from stepwell_server.api.frames import NUMBERED, FrameReader
-from stepwell_server.domain.errors import (
+from stepwell_server.api.edge import streams, validate
+from stepwell_server.api.edge.calls import Call, Context, current, request_of, waiting
+from stepwell_server.api.wire import common as convert
+from stepwell_server.api.wire import frames
+from stepwell_server.api.wire.frames import NUMBERED, FrameReader
+from stepwell_server.domain.spine.frames import Frame
+from stepwell_server.domain.spine.leases import Held, LeaseTimes, session_key
+from stepwell_server.domain.spine.tasks import Verdict
+from stepwell_server.domain.values.errors import (
     DurationOutOfRange,
     FrameRate,
     HelloRequired,
@@ -21,17 +26,14 @@ from stepwell_server.domain.errors import (
     InvalidField,
     StepwellError,
 )
-from stepwell_server.domain.frames import Frame
-from stepwell_server.domain.leases import Held, LeaseTimes, session_key
-from stepwell_server.domain.pages import PageRequest
-from stepwell_server.domain.retry import StepPolicy
-from stepwell_server.domain.tasks import Verdict
-from stepwell_server.domain.times import SECOND
-from stepwell_server.engine.connections import MOST_CREDIT, Connection
-from stepwell_server.engine.outbox import Beat, Draining, Message, News, Refused, State
-from stepwell_server.engine.places import Delivery
+from stepwell_server.domain.values.pages import PageRequest
+from stepwell_server.domain.values.retry import StepPolicy
+from stepwell_server.domain.values.times import SECOND
 from stepwell_server.engine.server import Server
-from stepwell_server.engine.turns import Turns
+from stepwell_server.engine.spine.connections import MOST_CREDIT, Connection
+from stepwell_server.engine.spine.local_workers import Delivery
+from stepwell_server.engine.spine.outbox import Beat, Draining, Message, News, Refused, State
+from stepwell_server.engine.spine.turns import Turns
 from stepwell_server.engine.workers import LONGEST_CLAIM, PROTOCOL, Hello, Workers
 
 log = structlog.get_logger()

@@ -7,15 +7,15 @@ from functools import partial
 
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceServicer
-from stepwell_server.api import convert
-from stepwell_server.api.calls import Context, current, item_of, readable, request_of, waiting
+from stepwell_server.api.edge.calls import Context, current, item_of, readable, request_of, waiting
 from stepwell_server.api.watches import WatchStream
-from stepwell_server.domain.errors import InvalidField, StepwellError
-from stepwell_server.domain.pages import PageRequest
-from stepwell_server.domain.payloads import EMPTY_OBJECT
-from stepwell_server.domain.workflows import InstanceFilter, InstanceKey, NewEvent, NewInstance
-from stepwell_server.engine.run_calls import Stored
-from stepwell_server.engine.workflows import DEFAULT_WAIT, Workflows
+from stepwell_server.api.wire import common as convert
+from stepwell_server.domain.values.errors import InvalidField, StepwellError
+from stepwell_server.domain.values.pages import PageRequest
+from stepwell_server.domain.values.payloads import EMPTY_OBJECT
+from stepwell_server.domain.workflows.instances import InstanceFilter, InstanceKey, NewEvent, NewInstance
+from stepwell_server.engine.workflows.calls import Stored
+from stepwell_server.engine.workflows.workflows import DEFAULT_WAIT, Workflows
 
 _STATUSES = {number: status for status, number in convert.STATUSES.items()}
 

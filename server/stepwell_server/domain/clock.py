@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepwell_server.domain.errors import (
+from stepwell_server.domain.values.errors import (
     ClockMovesForwardOnly,
     ClockNotVirtual,
     DurationOutOfRange,
     TimestampOutOfRange,
 )
-from stepwell_server.domain.times import DAY, LATEST, Micros
+from stepwell_server.domain.values.times import DAY, LATEST, Micros
 
 LONGEST_ADVANCE = 36_500 * DAY
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields, replace
 
-from stepwell_server.domain.errors import (
-    DurationOutOfRange,
-    InvalidField,
-    InvalidNamespace,
-    UpdateMaskInvalid,
-)
-from stepwell_server.domain.limits import Limits
-from stepwell_server.domain.names import is_name
-from stepwell_server.domain.times import DAY, MINUTE, Micros
+from stepwell_server.domain.values.errors import DurationOutOfRange, InvalidField, InvalidNamespace, UpdateMaskInvalid
+from stepwell_server.domain.values.limits import Limits
+from stepwell_server.domain.values.names import is_name
+from stepwell_server.domain.values.times import DAY, MINUTE, Micros
 
 DEFAULT_NAMESPACE = "default"
 DESCRIPTION_LENGTH = 1024

@@ -8,17 +8,20 @@ from dataclasses import dataclass
 from functools import partial
 
 from stepwell_server.domain.clock import ClockReading
-from stepwell_server.domain.executions import load_open
-from stepwell_server.domain.tasks import Handler, Task
-from stepwell_server.domain.times import Micros
-from stepwell_server.engine import jobs
-from stepwell_server.engine.groups import committed_by
-from stepwell_server.engine.requests import Request
-from stepwell_server.engine.spine import Spine
-from stepwell_server.storage import clock as store
-from stepwell_server.storage import dialect, handlers, requests, runs, tasks
-from stepwell_server.storage.database import READ, Tx
-from stepwell_server.storage.tasks import Stamp
+from stepwell_server.domain.spine.executions import load_open
+from stepwell_server.domain.spine.handlers import Handler
+from stepwell_server.domain.spine.tasks import Task
+from stepwell_server.domain.values.times import Micros
+from stepwell_server.engine.hooks import book as jobs
+from stepwell_server.engine.spine.group import committed_by
+from stepwell_server.engine.spine.replica import Spine
+from stepwell_server.engine.spine.requests import Request
+from stepwell_server.storage.database import clock as store
+from stepwell_server.storage.database import dialect
+from stepwell_server.storage.database.database import READ, Tx
+from stepwell_server.storage.spine import handlers, requests, tasks
+from stepwell_server.storage.spine.tasks import Stamp
+from stepwell_server.storage.workflows import runs
 
 LONGEST_ADVANCE = 20.0
 """Seconds of real time after which an advance answers, wherever it is."""

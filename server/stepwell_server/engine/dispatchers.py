@@ -7,17 +7,17 @@ from collections.abc import AsyncGenerator, Callable, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from stepwell_server.domain.dispatchers import ProcessOrder, Wake, WakeFilter
-from stepwell_server.domain.errors import DurationOutOfRange, ProcessDisabled
-from stepwell_server.domain.leases import Held
-from stepwell_server.domain.tasks import Handler
-from stepwell_server.domain.times import LONGEST_WAIT, SECOND, Micros
-from stepwell_server.engine.spine import Spine
-from stepwell_server.engine.waits import Waits
-from stepwell_server.storage import handlers, sessions, tasks
-from stepwell_server.storage.database import READ, Tx
-from stepwell_server.storage.handlers import HandlerWake
-from stepwell_server.storage.tasks import Stamp
+from stepwell_server.domain.spine.handlers import Handler
+from stepwell_server.domain.spine.leases import Held
+from stepwell_server.domain.spine.wakes import ProcessOrder, Wake, WakeFilter
+from stepwell_server.domain.values.errors import DurationOutOfRange, ProcessDisabled
+from stepwell_server.domain.values.times import LONGEST_WAIT, SECOND, Micros
+from stepwell_server.engine.spine.replica import Spine
+from stepwell_server.engine.spine.waits import Waits
+from stepwell_server.storage.database.database import READ, Tx
+from stepwell_server.storage.spine import handlers, sessions, tasks
+from stepwell_server.storage.spine.handlers import HandlerWake
+from stepwell_server.storage.spine.tasks import Stamp
 
 CONFLATED = 0.02
 """Seconds for which changes are collected before followers are told of the newest."""

@@ -7,16 +7,16 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from typing import Any
 
-from stepwell_server.domain.errors import NamespaceAlreadyExists, NamespaceNotFound
-from stepwell_server.domain.limits import Limits
 from stepwell_server.domain.namespaces import Namespace, NamespaceLimits, NamespaceSpec, Retention, check_name
-from stepwell_server.domain.pages import Page, PageRequest
-from stepwell_server.engine.registry import Registry
-from stepwell_server.engine.requests import Request
+from stepwell_server.domain.values.errors import NamespaceAlreadyExists, NamespaceNotFound
+from stepwell_server.domain.values.limits import Limits
+from stepwell_server.domain.values.pages import Page, PageRequest
+from stepwell_server.engine.spine.registry import Registry
+from stepwell_server.engine.spine.requests import Request
 from stepwell_server.storage import namespaces as store
-from stepwell_server.storage import requests
-from stepwell_server.storage.database import READ, Database, Tx
-from stepwell_server.storage.paging import PageTokens
+from stepwell_server.storage.database.database import READ, Database, Tx
+from stepwell_server.storage.database.paging import PageTokens
+from stepwell_server.storage.spine import requests
 
 _READ_AT_ONCE = 500
 

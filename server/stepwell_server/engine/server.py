@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from stepwell_server.domain.clock import ClockReading
-from stepwell_server.domain.limits import Limits
-from stepwell_server.domain.times import Micros
-from stepwell_server.storage import clock
-from stepwell_server.storage.database import READ, Database
-from stepwell_server.storage.hints import Hints
-from stepwell_server.storage.server import Deployment
+from stepwell_server.domain.values.limits import Limits
+from stepwell_server.domain.values.times import Micros
+from stepwell_server.storage.database import clock
+from stepwell_server.storage.database.database import READ, Database
+from stepwell_server.storage.database.hints import Hints
+from stepwell_server.storage.deployments import Deployment
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,20 +10,28 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from stepwell_server.domain.errors import StepwellError
-from stepwell_server.domain.hooks import Hook, NewHook
-from stepwell_server.domain.workflows import Event, Instance, InstanceKey, InstanceStatus, NewEvent, NewInstance
-from stepwell_server.engine.groups import Committed, HotCall, run_group
-from stepwell_server.engine.hooks import Hooks
-from stepwell_server.engine.intake import NO_ITEM, Intake, event_call
-from stepwell_server.engine.requests import Request
-from stepwell_server.engine.run_calls import Created, CreateRun, SendEvent, Stored
-from stepwell_server.engine.runs import NewRun
-from stepwell_server.engine.spine import Spine
-from stepwell_server.storage import hooks as hook_store
-from stepwell_server.storage import requests, workflows
-from stepwell_server.storage import tasks as task_store
-from stepwell_server.storage.database import Tx, TxOptions
+from stepwell_server.domain.hooks.hooks import Hook, NewHook
+from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.workflows.instances import (
+    Event,
+    Instance,
+    InstanceKey,
+    InstanceStatus,
+    NewEvent,
+    NewInstance,
+)
+from stepwell_server.engine.hooks.hooks import Hooks
+from stepwell_server.engine.spine.batches import NO_ITEM, Intake, event_call
+from stepwell_server.engine.spine.group import Committed, HotCall, run_group
+from stepwell_server.engine.spine.replica import Spine
+from stepwell_server.engine.spine.requests import Request
+from stepwell_server.engine.workflows.book import NewRun
+from stepwell_server.engine.workflows.calls import Created, CreateRun, SendEvent, Stored
+from stepwell_server.storage.database.database import Tx, TxOptions
+from stepwell_server.storage.hooks import hooks as hook_store
+from stepwell_server.storage.spine import requests
+from stepwell_server.storage.spine import tasks as task_store
+from stepwell_server.storage.workflows import instances as workflows
 
 Operation: TypeAlias = NewInstance | NewEvent | NewHook
 Done: TypeAlias = Instance | Stored | Hook

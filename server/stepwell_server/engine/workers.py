@@ -10,7 +10,12 @@ from functools import partial
 
 import structlog
 
-from stepwell_server.domain.errors import (
+from stepwell_server.domain.hooks.hooks import check_hook_name
+from stepwell_server.domain.spine.frames import Frame, RunNews
+from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.leases import Held, Owner
+from stepwell_server.domain.spine.tasks import Task, Verdict
+from stepwell_server.domain.values.errors import (
     DuplicateHandler,
     InvalidField,
     InvalidWorkflowName,
@@ -22,35 +27,34 @@ from stepwell_server.domain.errors import (
     StepwellError,
     Superseded,
 )
-from stepwell_server.domain.frames import Frame, RunNews
-from stepwell_server.domain.hooks import check_hook_name
-from stepwell_server.domain.leases import Held, Owner
-from stepwell_server.domain.limits import Limits
-from stepwell_server.domain.names import is_name
-from stepwell_server.domain.pages import Page, PageRequest
-from stepwell_server.domain.tasks import Handler, Registration, Task, TaskKind, Verdict
-from stepwell_server.domain.times import SECOND, Micros
-from stepwell_server.engine.claims import Claimed, Handed, Rotation, Seat
-from stepwell_server.engine.connections import Connection
-from stepwell_server.engine.dispatch import LONGEST_PAUSE, SHORTEST_PAUSE
-from stepwell_server.engine.groups import committed_by
-from stepwell_server.engine.inbox import Sender
-from stepwell_server.engine.outbox import Outbox
-from stepwell_server.engine.places import Delivery, Place
-from stepwell_server.engine.requests import Request
-from stepwell_server.engine.run_calls import EndOvertime, ReportFrames
-from stepwell_server.engine.runs import changed_statuses, ref
-from stepwell_server.engine.spine import Spine
-from stepwell_server.engine.tasks import Answer, Claim, Renew
-from stepwell_server.engine.waits import Waits
-from stepwell_server.storage import handlers, hooks, namespaces, requests, sessions, workflows
-from stepwell_server.storage import runs as run_store
-from stepwell_server.storage import tasks as store
-from stepwell_server.storage.claims import STICKY
-from stepwell_server.storage.database import READ, Tx
-from stepwell_server.storage.paging import PageTokens
-from stepwell_server.storage.requests import RequestKey
-from stepwell_server.storage.sessions import Session
+from stepwell_server.domain.values.limits import Limits
+from stepwell_server.domain.values.names import is_name
+from stepwell_server.domain.values.pages import Page, PageRequest
+from stepwell_server.domain.values.times import SECOND, Micros
+from stepwell_server.engine.spine.calls import Answer, Claim, Renew
+from stepwell_server.engine.spine.claims import Claimed, Handed, Rotation, Seat
+from stepwell_server.engine.spine.connections import Connection
+from stepwell_server.engine.spine.group import committed_by
+from stepwell_server.engine.spine.handout import LONGEST_PAUSE, SHORTEST_PAUSE
+from stepwell_server.engine.spine.inbox import Sender
+from stepwell_server.engine.spine.local_workers import Delivery, Place
+from stepwell_server.engine.spine.outbox import Outbox
+from stepwell_server.engine.spine.replica import Spine
+from stepwell_server.engine.spine.requests import Request
+from stepwell_server.engine.spine.waits import Waits
+from stepwell_server.engine.workflows.book import changed_statuses, ref
+from stepwell_server.engine.workflows.calls import EndOvertime, ReportFrames
+from stepwell_server.storage import namespaces
+from stepwell_server.storage.database.database import READ, Tx
+from stepwell_server.storage.database.paging import PageTokens
+from stepwell_server.storage.hooks import hooks
+from stepwell_server.storage.spine import handlers, requests, sessions
+from stepwell_server.storage.spine import tasks as store
+from stepwell_server.storage.spine.claims import STICKY
+from stepwell_server.storage.spine.requests import RequestKey
+from stepwell_server.storage.spine.sessions import Session
+from stepwell_server.storage.workflows import instances as workflows
+from stepwell_server.storage.workflows import runs as run_store
 
 PROTOCOL = (1, 1)
 """Lowest and highest version of the worker protocol that is spoken."""

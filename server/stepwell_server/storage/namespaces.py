@@ -7,10 +7,10 @@ from typing import Any
 from sqlalchemy import Row, select, update
 
 from stepwell_server.domain.namespaces import Namespace, NamespaceLimits, NamespaceSpec, Retention
-from stepwell_server.storage import dialect
-from stepwell_server.storage.clock import db_now
-from stepwell_server.storage.database import Tx
-from stepwell_server.storage.paging import Position, beyond
+from stepwell_server.storage.database import dialect
+from stepwell_server.storage.database.clock import db_now
+from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.paging import Position, beyond
 from stepwell_server.storage.schema import namespaces
 
 

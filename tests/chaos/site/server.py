@@ -25,9 +25,9 @@ from sqlalchemy import URL, text
 
 from stepwell_server import __main__ as program
 from stepwell_server import app
-from stepwell_server.api import listeners
-from stepwell_server.storage.database import Database, T, Tx, TxOptions, Work
-from stepwell_server.storage.hints import Hint, PostgresqlHints
+from stepwell_server.api.edge import listeners
+from stepwell_server.storage.database.database import Database, T, Tx, TxOptions, Work
+from stepwell_server.storage.database.hints import Hint, PostgresqlHints
 from tests.chaos.facts.records import Recorder
 from tests.chaos.facts.run import Count
 from tests.chaos.site.processes import count_tasks_when_asked

@@ -3,7 +3,7 @@
 import sqlalchemy as sa
 from alembic import op
 
-from stepwell_server.storage.clock import db_now
+from stepwell_server.storage.database.clock import db_now
 
 revision = "0006"
 down_revision = "0005"

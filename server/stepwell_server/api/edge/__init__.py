@@ -1,0 +1,1 @@
+"""The edge: listeners, the pipeline around every call, access, admission, limits."""

@@ -1,0 +1,159 @@
+"""A call on its way through the server: who makes it, and what the log knows it by."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias, TypeVar
+from uuid import uuid4
+
+from google.protobuf.message import Message
+from grpc import StatusCode, aio
+
+from stepwell.v1.transactions_pb2 import CommitRequest
+from stepwell_server.api.edge import validate
+from stepwell_server.api.edge.access import METHODS, OPEN_METHODS, Caller, Category, Policy, Principal
+from stepwell_server.domain.values.errors import (
+    Internal,
+    PermissionDenied,
+    ServerDeadline,
+    StepwellError,
+    Unauthenticated,
+)
+from stepwell_server.domain.values.times import Micros
+from stepwell_server.engine.spine.batches import Item
+from stepwell_server.engine.spine.requests import Request
+
+Context: TypeAlias = aio.ServicerContext[Any, Any]
+
+M = TypeVar("M", bound=Message)
+New = TypeVar("New")
+
+POLICY_DEADLINE = 10.0
+"""Seconds that the policy has to say who a caller is."""
+ANYBODY = Principal("")
+"""A caller that has not been asked who it is."""
+
+
+@dataclass(slots=True)
+class Call:
+    """One RPC, unary or stream."""
+
+    method: str
+    streaming: bool
+    context: Context
+    policy: Policy
+    log_id: str = field(default_factory=lambda: uuid4().hex)
+    principal: Principal = ANYBODY
+    code: StatusCode = StatusCode.OK
+    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    """Takes a place among those calls that wait, so that others can have the one of this call."""
+    granted: set[tuple[str, Category | None]] = field(default_factory=set)
+    """Questions to which the policy said yes."""
+
+    @property
+    def caller(self) -> Caller:
+        """What is known of the caller before it is believed."""
+        return Caller(peer=self.context.peer(), metadata=dict(self.context.invocation_metadata() or ()))
+
+    async def authenticate(self) -> None:
+        """Ask the policy for the principal, and wait for its answer but so long. Health is open to everybody."""
+        if self.method in OPEN_METHODS:
+            return
+        try:
+            async with asyncio.timeout(POLICY_DEADLINE) as limit:
+                self.principal = await self.policy.authenticate(self.caller)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            late = f"the policy did not say within {POLICY_DEADLINE:g} seconds who the caller is"
+            raise ServerDeadline(late, limit=POLICY_DEADLINE) from None
+
+    def allows(self, namespace: str, category: Category | None = None) -> bool:
+        """Whether the caller may do this there: what the method does, or what is asked for in it.
+
+        A method that is not in the table is denied to everybody.
+        """
+        category = category or METHODS.get(self.method)
+        return category is not None and self.policy.allows(self.principal, category, namespace) is True
+
+    def check(self, namespace: str, category: Category | None = None) -> None:
+        """Refuse the call if its caller may not do this there. A stream asks when it has named a namespace."""
+        if not self.allows(namespace, category):
+            denied = category or METHODS.get(self.method) or "none"
+            raise PermissionDenied("the caller may not do this here", category=denied)
+
+    def permit(self, namespace: str, category: Category | None = None) -> None:
+        """Refuse the call as `check` does, and remember the question for as long as a stream is open."""
+        self.check(namespace, category)
+        self.granted.add((namespace, category))
+
+    def broken(self) -> Internal:
+        """The refusal of a call that met a bug: the log has the rest under its id."""
+        return Internal(f"internal error; the server's log has it as {self.log_id}", log_id=self.log_id)
+
+    async def authorise(self) -> None:
+        """Ask again, of a stream that is open for long, whether its caller may be here."""
+        opened_by = self.principal.name
+        await self.authenticate()
+        if self.principal.name != opened_by:  # whose session it is, and whose place
+            raise Unauthenticated("the credential is that of another by now; open another stream")
+        for namespace, category in list(self.granted):
+            self.permit(namespace, category)
+
+
+current: ContextVar[Call] = ContextVar("current_call")
+"""The call that this task serves."""
+
+
+def waiting(longest: Micros) -> AbstractContextManager[None]:
+    """To be entered by a call that was asked to wait, for as long as it may."""
+    return current.get().waiting() if longest else nullcontext()
+
+
+def readable(item: M, read: Callable[[M], New]) -> New | StepwellError:
+    """What an item of a batch asks for, or why it cannot be: one bad item is refused alone."""
+    try:
+        validate.standard.check(item)
+        return read(item)
+    except StepwellError as refusal:
+        return refusal
+
+
+def item_of(message: Message, request_id: str = "") -> Item:
+    """How one thing of a batch is recognised, whether it came alone or with others."""
+    request_id = request_id or message.request_id  # type: ignore[attr-defined]
+    principal = current.get().principal.name
+    return Item(request_id, _asked(message) if request_id else b"", principal)
+
+
+def request_of(message: Message) -> Request:
+    """What a mutating use case must know of the call: the message without its request_id and trace is what it asks."""
+    call = current.get()
+    return Request(
+        principal=call.principal.name,
+        method=call.method,
+        request_id=message.request_id,  # type: ignore[attr-defined]
+        body=_asked(message),
+    )
+
+
+def _asked(message: Message) -> bytes:
+    """What a message asks for: all but its name and its trace, which a repetition need not have kept."""
+    body = type(message)()
+    body.CopyFrom(message)
+    for part in (body, *_operations(body)):
+        for name in ("request_id", "trace"):
+            if name in part.DESCRIPTOR.fields_by_name:
+                part.ClearField(name)
+    return body.SerializeToString(deterministic=True)
+
+
+def _operations(message: Message) -> list[Message]:
+    """The operations of a transaction that say what to do."""
+    if not isinstance(message, CommitRequest):
+        return []
+    return [getattr(one, name) for one in message.operations if (name := one.WhichOneof("operation"))]

@@ -1,0 +1,1 @@
+"""The wire: messages to domain values and back."""

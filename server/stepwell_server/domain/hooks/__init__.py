@@ -1,0 +1,1 @@
+"""Hooks: one-shot messages to a handler or to a webhook."""

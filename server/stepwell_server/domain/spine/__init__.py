@@ -1,0 +1,1 @@
+"""The spine: tasks, leases, frames and wakes, which every primitive stands on."""

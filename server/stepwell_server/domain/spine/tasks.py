@@ -1,0 +1,273 @@
+"""Tasks: the durable tickets "advance this thing no earlier than run_at", and every change one can go through.
+
+                       claim                         release, give back, lapse
+    (new) ── pending ─────────▶ processing ──────────────────────────────────▶ pending
+               │ ▲                  │ ▲
+          park │ │ unpark     pause │ │ resume
+               ▼ │                  ▼ │
+              parked           (stop = pause; the next frame that releases it parks it)
+
+A finished task is deleted. Every change is a function here: the task as it is under its lock goes in, the task as it
+shall be comes out. Storage writes the result; nothing else changes a task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+from stepwell_server.domain.spine.leases import Held, Lease, LeaseTimes, Owner
+from stepwell_server.domain.values.times import Micros
+
+LOWEST_PRIORITY = 9
+BEGUN_PRIORITY = 3
+"""What somebody has begun comes before what is new."""
+
+
+class TaskKind(StrEnum):
+    """What a task advances. Kinds are added with the primitives they belong to."""
+
+    WORKFLOW = "workflow"
+    HOOK = "hook"
+    INTERNAL = "internal"
+
+
+class TaskStatus(StrEnum):
+    """Where a task stands."""
+
+    PENDING = "pending"
+    PROCESSING = "processing"
+    PARKED = "parked"
+    BLOCKED = "blocked"
+
+
+class Reason(StrEnum):
+    """Why a task is due."""
+
+    RUN = "run"
+    RESUME = "resume"
+    RETRY = "retry"
+    WAKE = "wake"
+    TAKEOVER = "takeover"
+
+
+class Stop(StrEnum):
+    """What the holder of a task must do at its next frame."""
+
+    NONE = "none"
+    PAUSE = "pause"
+    CANCEL = "cancel"
+
+
+class Verdict(StrEnum):
+    """What became of a call about a held task."""
+
+    ACCEPTED = "accepted"
+    REPEATED = "repeated"
+    STALE = "stale"
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """Whom a task is addressed to."""
+
+    namespace: str
+    kind: TaskKind
+    name: str
+
+
+def known_handlers(named: Iterable[tuple[str, str, str]]) -> tuple[Handler, ...]:
+    """Handlers by namespace, kind and name, without those whose kind only a newer server knows."""
+    kinds = {kind.value: kind for kind in TaskKind}
+    return tuple(Handler(space, kinds[kind], name) for space, kind, name in named if kind in kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A handler that a worker said it hosts."""
+
+    handler: Handler
+    description: str = ""
+    registered_at: Micros = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewTask:
+    """A task to schedule. One (handler, key) has at most one task."""
+
+    handler: Handler
+    key: str
+    run_at: Micros | None = None
+    """None: at once, by the clock of the transaction that stores it."""
+    priority: int = LOWEST_PRIORITY
+    reason: Reason = Reason.RUN
+    run_number: int = 0
+    payload: str | None = None
+    id: int | None = None
+    """None: the next number."""
+    revision: int = 0
+    lease: Lease | None = None
+    """Somebody holds it from the beginning."""
+
+
+class Task(NamedTuple):
+    """A task as it is stored. A tuple, because groups change thousands, and a dataclass takes ten times as long."""
+
+    id: int
+    handler: Handler
+    key: str
+    run_number: int
+    reason: Reason
+    priority: int
+    run_at: Micros
+    status: TaskStatus
+    fence: int
+    revision: int
+    frame_number: int
+    stop: Stop
+    wake_again: bool
+    interruptions: int
+    acked: bool
+    open_steps: str
+    owner: Owner | None
+    locked_until: Micros | None
+    payload: str | None
+    step_count: int = 0
+    """Of a run: steps that count for its limit."""
+    pending_events: int = 0
+    """Of a run: events that nobody took yet."""
+    sticky_session: str | None = None
+    """Session that keeps the run in memory, as of `cached_revision`."""
+    cached_revision: int = 0
+    claimed_at: Micros | None = None
+    resolved_revision: int = 0
+    """Of a run: revision at which something was last resolved by itself, and not by a frame."""
+
+    # ---- taking and keeping
+
+    def claimed(self, owner: Owner, fence: int, lease_now: Micros, times: LeaseTimes) -> Task:
+        """Leased for the ack window only, under a fence that was never used before."""
+        return self._replace(
+            status=TaskStatus.PROCESSING,
+            fence=fence,
+            frame_number=0,
+            owner=owner,
+            acked=False,
+            locked_until=lease_now + times.ack_window,
+        )
+
+    def renewed(self, owner: Owner, lease_now: Micros, times: LeaseTimes) -> Task:
+        """Leased for its full length, to this connection. A task that its holder names has arrived."""
+        return self._replace(owner=owner, acked=True, locked_until=lease_now + times.lease)
+
+    def shortened(self, lease_now: Micros, times: LeaseTimes) -> Task:
+        """Left a short grace, because the stream of its holder broke."""
+        assert self.locked_until is not None
+        return self._replace(locked_until=min(self.locked_until, lease_now + times.reconnect_grace))
+
+    # ---- giving up
+
+    def given_back(self) -> Task:
+        """Pending again as it was before its claim, or parked if it was to pause: then nobody is left to wait for."""
+        free = self._replace(
+            status=TaskStatus.PENDING,
+            owner=None,
+            locked_until=None,
+            acked=False,
+            revision=self.revision + 1,
+            open_steps=self.open_steps if self.acked or self.frame_number else "",  # what never arrived never began
+        )
+        return free.parked() if self.stop is Stop.PAUSE else free
+
+    def left(self, now: Micros) -> Task:
+        """Pending again because its holder goes. What was open stays noted, for its attempts to be counted."""
+        return self.given_back()._replace(
+            run_at=now, reason=Reason.TAKEOVER, priority=min(self.priority, BEGUN_PRIORITY)
+        )
+
+    def lapsed(self, now: Micros) -> Task:
+        """Pending again because its holder was lost, who may have begun what it never came to say."""
+        unnoticed = self.acked and not self.frame_number and not self.open_steps
+        return self.left(now)._replace(interruptions=self.interruptions + unnoticed)
+
+    def released(self, now: Micros, run_at: Micros, reason: Reason, priority: int) -> Task:
+        """Waiting for its next time; due at once if something came while it was held, parked if it is to pause."""
+        return self.given_back()._replace(
+            run_at=now if self.wake_again else run_at,
+            reason=reason,
+            priority=priority,
+            wake_again=False,
+            interruptions=0,
+            open_steps="",
+        )
+
+    def advanced(self, frame_number: int, open_steps: str) -> Task:
+        """One frame further: its number is remembered, and the revision tells images in memory apart."""
+        return self._replace(
+            frame_number=frame_number, revision=self.revision + 1, open_steps=open_steps, interruptions=0
+        )
+
+    # ---- from outside
+
+    def woken(self, now: Micros, reason: Reason, priority: int) -> Task:
+        """Due at once. One that is held remembers it until it is released; a parked one until it is unparked."""
+        match self.status:
+            case TaskStatus.PENDING:
+                return self if self.run_at <= now else self._replace(run_at=now, reason=reason, priority=priority)
+            case TaskStatus.PROCESSING:
+                return self._replace(wake_again=True)
+            case TaskStatus.PARKED | TaskStatus.BLOCKED:
+                return self
+
+    def paused(self) -> Task:
+        """Parked if nobody holds it; else its holder is told to stop at the next frame."""
+        match self.status:
+            case TaskStatus.PROCESSING:
+                return self._replace(stop=Stop.PAUSE)
+            case TaskStatus.PENDING:
+                return self.parked()
+            case TaskStatus.PARKED | TaskStatus.BLOCKED:
+                return self
+
+    def parked(self) -> Task:
+        """Out of reach until it is unparked."""
+        return self._replace(status=TaskStatus.PARKED, stop=Stop.NONE)
+
+    def resumed(self, now: Micros, priority: int) -> Task:
+        """Due at once if it was parked, so that nothing that came meanwhile is lost; else a pause is withdrawn."""
+        match self.status:
+            case TaskStatus.PARKED:
+                return self._replace(
+                    status=TaskStatus.PENDING,
+                    run_at=now,
+                    reason=Reason.RESUME,
+                    priority=priority,
+                    wake_again=False,
+                )
+            case TaskStatus.PROCESSING:
+                return self._replace(stop=Stop.NONE)
+            case TaskStatus.PENDING | TaskStatus.BLOCKED:
+                return self
+
+    def seized(self, fence: int) -> Task:
+        """Taken from whoever holds it, at once, and due whatever it was: what the old holder still sends is stale."""
+        return self.given_back()._replace(
+            status=TaskStatus.PENDING,
+            fence=fence,
+            stop=Stop.NONE,
+            wake_again=False,
+            open_steps="",
+            interruptions=0,
+            sticky_session=None,
+        )
+
+
+def judge(task: Task | None, held: Held, frame_number: int = 0) -> Verdict:
+    """What to answer to a frame about a lease, given the task as it is under its lock; None means there is none."""
+    if task is None or task.fence != held.fence:
+        return Verdict.STALE
+    if 0 < frame_number <= task.frame_number:
+        return Verdict.REPEATED  # also of a frame that gave the task up: it was applied, and its sender may forget it
+    return Verdict.ACCEPTED if task.status is TaskStatus.PROCESSING else Verdict.STALE

@@ -1,0 +1,1 @@
+"""Values that every floor speaks: errors, payloads, names, times, limits."""

@@ -1,0 +1,25 @@
+"""What the server accepts. Operators can change each value; clients read them from GetServerInfo."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from stepwell_server.domain.values.times import DAY, Micros
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds on what callers may send. A namespace can lower some of them for itself."""
+
+    message_bytes: int = 4 * 1024 * 1024
+    payload_bytes: int = 1024 * 1024
+    payload_depth: int = 64
+    batch_items: int = 100
+    steps_per_run: int = 1024
+    pending_events: int = 10_000
+    handlers: int = 5000
+    """Names in a namespace that work is addressed to."""
+    page_size: int = 100
+    timer: Micros = 365 * DAY
+    streams_per_principal: int = 200
+    outbox_bytes: int = 16 * 1024 * 1024

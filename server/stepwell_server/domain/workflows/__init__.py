@@ -1,0 +1,1 @@
+"""Workflows: instances and their runs."""

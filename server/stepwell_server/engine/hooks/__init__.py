@@ -1,0 +1,1 @@
+"""Hooks: use cases, hot calls, what a group knows of its jobs, webhooks."""

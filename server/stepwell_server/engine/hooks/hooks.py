@@ -1,0 +1,139 @@
+"""Use cases of hooks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+from uuid import uuid4
+
+from stepwell_server.domain.hooks.hooks import Hook, HookFilter, HookKey, NewHook
+from stepwell_server.domain.spine.jobs import JOB_PRIORITY
+from stepwell_server.domain.spine.tasks import NewTask, Reason, Task
+from stepwell_server.domain.values.errors import HookNotFound, StepwellError
+from stepwell_server.domain.values.pages import Page, PageRequest
+from stepwell_server.engine.hooks.book import Triggered
+from stepwell_server.engine.hooks.calls import TriggerHook
+from stepwell_server.engine.spine.batches import Intake, Item
+from stepwell_server.engine.spine.group import Committed, committed_by
+from stepwell_server.engine.spine.replica import Spine
+from stepwell_server.engine.spine.requests import Request
+from stepwell_server.storage.database.database import READ, Tx
+from stepwell_server.storage.database.paging import PageTokens
+from stepwell_server.storage.hooks import hooks as store
+from stepwell_server.storage.spine import requests
+from stepwell_server.storage.spine import tasks as task_store
+from stepwell_server.storage.spine.tasks import Stamp
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """Hooks: trigger, look, retry, cancel."""
+
+    spine: Spine
+    intake: Intake
+    tokens: PageTokens
+
+    async def trigger(self, items: Sequence[tuple[NewHook | StepwellError, Item]]) -> list[Hook | StepwellError]:
+        """Store hooks, each decided by itself, in order. What could not be read is refused in its place."""
+        return await self.intake.take(items, self.check, self.call)
+
+    async def check(self, new: NewHook) -> NewHook:
+        """The hook with an id, or why it is refused."""
+        if not new.key.hook_id:
+            new = replace(new, key=replace(new.key, hook_id=uuid4().hex))
+        new.check()
+        await self.intake.check_payload(new.key.namespace, "payload", new.payload)
+        await self.spine.registry.name(new.handler)
+        return new
+
+    def call(self, new: NewHook, item: Item) -> TriggerHook:
+        """The call that stores it."""
+        return TriggerHook(Triggered(new, item.request_id or None, item.hash()))
+
+    async def get(self, key: HookKey) -> Hook:
+        """The hook as it is now."""
+        found = await self.spine.db.run_tx(lambda tx: store.get(tx, key), READ)
+        if found is None:
+            await self.spine.registry.limits_of(key.namespace)
+            raise _not_found(key)
+        return found
+
+    async def list(self, wanted: HookFilter, page: PageRequest) -> Page[Hook]:
+        """One page of the hooks of a namespace, the newest first."""
+        limit = page.limit(self.spine.registry.limits.page_size)
+        await self.spine.registry.limits_of(wanted.namespace)
+        scope = ["ListHooks", *wanted.scope()]
+        after = self.tokens.decode(scope, page.token) if page.token else None
+        items, more = await self.spine.db.run_tx(lambda tx: store.list_page(tx, wanted, limit, after), READ)
+        return Page(items, self.tokens.encode(scope, [items[-1].created_at, items[-1].id]) if more else "")
+
+    async def retry(self, key: HookKey, request: Request) -> Hook:
+        """Make a hook due at once; one that failed or was cancelled begins anew."""
+
+        def change(tx: Tx, hook: Hook, task: Task | None, at: Stamp) -> list[Task]:
+            hook.check_can_retry()
+            if task is None:
+                store.reopen(tx, hook)
+                new = NewTask(hook.handler, key.hook_id, priority=JOB_PRIORITY, id=hook.id, revision=1)
+                return list(task_store.insert(tx, [new], at).values())
+            woken = task.woken(at.now, Reason.RETRY, JOB_PRIORITY)._replace(wake_again=False)
+            if woken == task:
+                return []
+            task_store.save(tx, [woken])
+            return [woken]
+
+        return await self._change(key, request, change, lambda tasks, at: committed_by(tasks, [], at))
+
+    async def cancel(self, key: HookKey, request: Request) -> Hook:
+        """End a hook that has not ended. What its handler still reports is not stored."""
+
+        def change(tx: Tx, hook: Hook, task: Task | None, at: Stamp) -> list[Task]:
+            hook.check_can_cancel()
+            assert task is not None
+            task_store.remove(tx, [task.id])
+            store.cancel(tx, hook, at.now)
+            return [task]
+
+        def news(tasks: Sequence[Task], at: Stamp) -> Committed:
+            return committed_by([], tasks, at, [one.id for one in tasks])
+
+        return await self._change(key, request, change, news)
+
+    async def _change(
+        self,
+        key: HookKey,
+        request: Request,
+        change: Callable[[Tx, Hook, Task | None, Stamp], Sequence[Task]],
+        news: Callable[[Sequence[Task], Stamp], Committed],
+    ) -> Hook:
+        """Change one hook under its lock, once per request id, and tell everybody."""
+        request_key, touched = request.key(key.namespace), list[Task]()
+        await self.spine.registry.limits_of(key.namespace)
+
+        def work(tx: Tx) -> Hook:
+            found = store.lock(tx, key)
+            if found is None:
+                raise _not_found(key)
+            touched.extend(change(tx, *found, task_store.stamp(tx)))
+            return _read(tx, key)
+
+        def whole(tx: Tx) -> tuple[Hook, Stamp]:
+            touched.clear()
+            load: Callable[[Any], Hook] = lambda _: _read(tx, key)  # noqa: E731
+            hook = requests.once(tx, request_key, lambda: work(tx), dump=lambda one: one.id, load=load)
+            return hook, task_store.stamp(tx)
+
+        hook, at = await self.spine.db.run_tx(whole)
+        self.spine.announce(news(touched, at))
+        return hook
+
+
+def _read(tx: Tx, key: HookKey) -> Hook:
+    hook = store.get(tx, key)
+    assert hook is not None
+    return hook
+
+
+def _not_found(key: HookKey) -> HookNotFound:
+    return HookNotFound("there is no such hook", hook_id=key.hook_id)

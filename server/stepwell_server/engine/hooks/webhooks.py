@@ -1,0 +1,241 @@
+"""The replica as the worker of webhooks: it takes their hooks like any worker, and delivers them.
+
+A delivery is an execution of the hook's own task: leased, fenced and counted by the spine, executed after the commit
+that leased it, outside of any transaction. How many there are at a time for one target is the limit of its handler;
+one namespace has a share of all places, and a target that is broken rests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+
+import structlog
+
+from stepwell_server.domain.hooks.webhooks import Completed, Delivery, DeliveryResult, Failed, Gone, Target
+from stepwell_server.domain.spine.executions import load_open
+from stepwell_server.domain.spine.frames import Frame, Outcome, RunNews
+from stepwell_server.domain.spine.handlers import Handler
+from stepwell_server.domain.spine.leases import Held, Owner
+from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.values.payloads import EMPTY_OBJECT
+from stepwell_server.domain.values.times import SECOND
+from stepwell_server.engine.hooks.breakers import REST, Breaker
+from stepwell_server.engine.hooks.posts import AT_ONCE, Deliverer
+from stepwell_server.engine.hooks.targets import changed
+from stepwell_server.engine.spine import local_workers as places
+from stepwell_server.engine.spine.calls import GiveBack, Renew
+from stepwell_server.engine.spine.group import Committed
+from stepwell_server.engine.spine.local_workers import Place
+from stepwell_server.engine.spine.replica import Spine
+from stepwell_server.engine.workflows.calls import ReportFrames
+from stepwell_server.storage.database.database import READ, Tx, TxOptions
+from stepwell_server.storage.hooks import targets as store
+
+REFRESH = 5.0
+"""Seconds after which targets are read again that another replica may have changed."""
+PAUSE = 0.5
+"""Seconds before something is said again that the database did not hear."""
+
+_DISABLE = TxOptions(label="disable-target", reserved=True)
+
+log = structlog.get_logger()
+
+
+@dataclass(frozen=True, slots=True)
+class Served:
+    """A target that hooks go to."""
+
+    target: Target
+    breaker: Breaker
+
+
+@dataclass(slots=True)
+class Webhooks:
+    """One per replica that delivers webhooks."""
+
+    spine: Spine
+    deliverer: Deliverer
+    per_namespace: int
+    """Deliveries of one namespace at a time."""
+    now: Callable[[], float] = time.monotonic
+    _place: Place = field(init=False)
+    _served: dict[Handler, Served] = field(default_factory=dict)
+    _under_way: dict[Held, asyncio.Task[None]] = field(default_factory=dict)
+    _asked: int = 0
+    _answered: int = 0
+
+    def __post_init__(self) -> None:
+        self._place = Place(Owner(secrets.token_hex(16)), frozenset(), self._take, self._hear, AT_ONCE)
+
+    async def run(self) -> None:
+        """Serve every target there is, until cancelled."""
+        self.spine.dispatcher.enter(self._place)
+        try:
+            while True:
+                await self.refresh()
+                await asyncio.sleep(REFRESH)
+        finally:
+            self.spine.dispatcher.leave(self._place)
+            for task in self._under_way.values():
+                task.cancel()
+
+    async def refresh(self) -> None:
+        """Read the targets again: what is delivered from now on goes to them as they are."""
+        self._asked += 1
+        asked = self._asked
+        try:
+            found = await self.spine.db.run_tx(store.enabled, READ)
+        except StepwellError as error:
+            log.debug("targets_not_read", reason=error.reason)
+            return
+        if asked < self._answered:
+            return  # a later question has been answered: this answer is older
+        self._answered = asked
+        before, place = self._place.wanted, self._place
+        self._served = {store.handler_of(one.namespace, one.name): self._serve(one) for one in found}
+        place.handlers = frozenset(self._served)
+        for handler in place.handlers:
+            place.shares.setdefault(handler.namespace, self.per_namespace)
+            self._look_at(handler)
+        if place.wanted - before:
+            self.spine.dispatcher.grant(place, 0)  # there may be something to take now
+
+    def _serve(self, target: Target) -> Served:
+        """The target, with its breaker if it still goes to the same URL."""
+        known = self._served.get(store.handler_of(target.namespace, target.name))
+        return Served(target, known.breaker if known and known.target.url == target.url else Breaker())
+
+    def _look_at(self, handler: Handler) -> None:
+        """Take no hooks of a target that rests."""
+        if handler in self._served and not self._served[handler].breaker.admits(self.now()):
+            self._place.resting.add(handler)
+        else:
+            self._place.resting.discard(handler)
+
+    # ---- as a worker
+
+    def _take(self, deliveries: Sequence[places.Delivery]) -> None:
+        for one in deliveries:
+            handler = one.handed.task.handler
+            served = self._served.get(handler)
+            if served is None or not self._takes(served):  # deleted or at rest by now, or no place is left
+                task = asyncio.create_task(self._give_back(one.held))
+            else:
+                self._begin(handler, served)
+                task = asyncio.create_task(self._execute(one, served))
+                task.add_done_callback(partial(self._end, handler, served))
+            self._under_way[one.held] = task
+            task.add_done_callback(partial(self._over, one.held))
+
+    def _takes(self, served: Served) -> bool:
+        """Whether a delivery to it may begin."""
+        return self._place.shares[served.target.namespace] > 0 and served.breaker.admits(self.now())
+
+    def _begin(self, handler: Handler, served: Served) -> None:
+        self._place.shares[handler.namespace] -= 1
+        served.breaker.begin()
+        self._look_at(handler)
+
+    def _end(self, handler: Handler, served: Served, _: object) -> None:
+        self._place.shares[handler.namespace] += 1
+        served.breaker.end()
+        self._look_at(handler)
+
+    def _over(self, held: Held, task: asyncio.Task[None]) -> None:
+        del self._under_way[held]
+        self.spine.dispatcher.drop(self._place, held, ended=not task.cancelled())
+        self.spine.dispatcher.grant(self._place, 1)
+        if not task.cancelled() and task.exception() is not None:
+            log.error("delivery_failed", task_id=held.task_id, exc_info=task.exception())
+
+    def _hear(self, held: Held, news: RunNews) -> None:
+        if news.stale is not None and held in self._under_way:
+            self._under_way[held].cancel()
+
+    async def _execute(self, delivery: places.Delivery, served: Served) -> None:
+        """Deliver, while the lease is kept, and report what became of it until that is stored."""
+        hook, task = delivery.handed.hook, delivery.handed.task
+        assert hook is not None
+        keeping = asyncio.create_task(self._keep(delivery.held))
+        try:
+            (opened,) = load_open(task.open_steps)
+            attempt = Delivery(
+                hook.idempotency_key, hook.name, hook.payload or EMPTY_OBJECT, opened.attempt, self._real_now()
+            )
+            result = await self.deliverer.deliver(served.target, attempt)
+            self._judge(served, result)
+            if isinstance(result, Gone):
+                await self._disable(served.target, result)
+            await self._report(delivery.held, _outcome(result))
+        finally:
+            keeping.cancel()
+
+    def _judge(self, served: Served, result: DeliveryResult) -> None:
+        """Let the target rest if it seems broken."""
+        is_outage = isinstance(result, Failed) and result.is_outage
+        if served.breaker.note(self.now(), is_outage=is_outage):
+            log.warning("target_rests", namespace=served.target.namespace, name=served.target.name, seconds=REST)
+
+    def _real_now(self) -> int:
+        return self.spine.bus.time.lease_now()
+
+    async def _keep(self, held: Held) -> None:
+        """Acknowledge the task, and renew its lease three times in its length."""
+        times = self.spine.committer.rules.times
+        while True:
+            try:
+                await self.spine.committer.submit(
+                    Renew(held=held, owner=self._place.owner, times=times), self._place.sender
+                )
+            except StepwellError as error:
+                log.debug("renewal_failed", reason=error.reason)
+                await asyncio.sleep(PAUSE)
+                continue
+            await asyncio.sleep(times.lease / 3 / SECOND)
+
+    async def _give_back(self, held: Held) -> None:
+        try:
+            await self.spine.committer.submit(GiveBack(held=held, owner=self._place.owner), self._place.sender)
+        except StepwellError as error:
+            log.warning("give_back_failed", reason=error.reason)  # the ack window ends it
+
+    async def _report(self, held: Held, outcome: Outcome) -> None:
+        while True:
+            call = ReportFrames(held, self._place.owner.session_id, (Frame(1, outcome),))
+            try:
+                await self.spine.committer.submit(call, self._place.sender)
+            except StepwellError as error:
+                log.warning("outcome_not_stored", reason=error.reason)
+                await asyncio.sleep(PAUSE)
+                continue
+            return
+
+    async def _disable(self, target: Target, gone: Gone) -> None:
+        mark = self.spine.bus.mark()
+
+        def work(tx: Tx) -> Committed:
+            store.disable(tx, target, gone.failure.message)
+            return changed(tx, store.handler_of(target.namespace, target.name), mark)
+
+        try:
+            committed = await self.spine.db.run_tx(work, _DISABLE)
+        except StepwellError as error:
+            log.warning("target_not_disabled", reason=error.reason)  # the next delivery hears the same
+            return
+        self.spine.announce(committed)
+        await self.refresh()
+
+
+def _outcome(result: DeliveryResult) -> Outcome:
+    match result:
+        case Completed():
+            return Outcome()
+        case Failed(failure, retry_after):
+            return Outcome(failure, retry_after or 0)
+        case Gone(failure):
+            return Outcome(failure)

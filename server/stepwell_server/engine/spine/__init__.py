@@ -1,0 +1,1 @@
+"""The engine room. It knows tasks and kinds, and no primitive by name."""

@@ -1,0 +1,87 @@
+"""What this replica knows of namespaces and registered handlers, so that a hot call does not ask."""
+
+from __future__ import annotations
+
+import asyncio
+
+from stepwell_server.domain.namespaces import NamespaceLimits
+from stepwell_server.domain.spine.handlers import Handler
+from stepwell_server.domain.values.errors import NamespaceNotFound, WorkflowNotFound
+from stepwell_server.domain.values.limits import Limits
+from stepwell_server.domain.values.times import DAY, Micros
+from stepwell_server.engine.spine.wakes import DatabaseTime
+from stepwell_server.storage import namespaces
+from stepwell_server.storage.database.database import READ, Database, Tx
+from stepwell_server.storage.spine import handlers, tasks
+
+FRESH = 5.0
+"""Seconds for which the limits of a namespace are believed."""
+IN_USE: Micros = DAY
+"""For so long it is believed that a name is there which was in use: no name is forgotten that soon."""
+
+
+class Registry:
+    """A cache in front of the database."""
+
+    def __init__(self, db: Database, limits: Limits, time: DatabaseTime) -> None:
+        self._db = db
+        self.limits = limits
+        self._time = time
+        self._in_use_until: dict[Handler, Micros] = {}
+        self.namespaces: dict[str, NamespaceLimits] = {}
+        """Limits of the namespaces that were asked for, with the server's where they set none."""
+        self._believed_until: dict[str, float] = {}
+
+    def forget(self, namespace: str) -> None:
+        """The namespace was changed here: ask for its limits again."""
+        self._believed_until.pop(namespace, None)
+
+    async def require(self, handler: Handler) -> None:
+        """Refuse a workflow that no worker ever registered, or none for so long that it is forgotten."""
+        if not self._is_in_use(handler):
+            await self._check(handler, await self._db.run_tx(lambda tx: handlers.is_registered(tx, handler), READ))
+
+    async def use(self, handler: Handler) -> None:
+        """Refuse a workflow as `require` does. One that is not refused stays until work for it is stored."""
+        if not self._is_in_use(handler):
+            await self.require(handler)  # it writes nothing, and most that are refused are refused here
+            is_registered, now = await self._db.run_tx(lambda tx: (handlers.use(tx, handler), tasks.stamp(tx).now))
+            await self._check(handler, is_registered)
+            self._in_use_until[handler] = now + IN_USE
+
+    async def _check(self, handler: Handler, is_registered: bool) -> None:
+        if not is_registered:
+            await self.limits_of(handler.namespace)
+            raise WorkflowNotFound("no worker has registered this workflow", workflow=handler.name)
+
+    def _is_in_use(self, handler: Handler) -> bool:
+        return self._time.now() < self._in_use_until.get(handler, 0)
+
+    async def name(self, handler: Handler) -> None:
+        """Give hooks of a name a handler, whoever may host it; refuse one name too many."""
+        if self._is_in_use(handler):
+            return
+
+        def work(tx: Tx) -> Micros:
+            handlers.admit(tx, handler.namespace, [handler], self.limits.handlers)
+            handlers.note(tx, [handler])
+            return tasks.stamp(tx).now
+
+        self._in_use_until[handler] = await self._db.run_tx(work) + IN_USE
+
+    async def limits_of(self, namespace: str) -> NamespaceLimits:
+        """The limits of a namespace, with the server's where it sets none. One that does not exist is refused."""
+        now = asyncio.get_running_loop().time()
+        if now < self._believed_until.get(namespace, 0.0):
+            return self.namespaces[namespace]
+        found = await self._db.run_tx(lambda tx: namespaces.get(tx, namespace), READ)
+        if found is None:
+            raise NamespaceNotFound("there is no such namespace", namespace=namespace)
+        own, server = found.spec.limits, self.limits
+        self.namespaces[namespace] = limits = NamespaceLimits(
+            max_payload_bytes=own.max_payload_bytes or server.payload_bytes,
+            max_steps_per_run=own.max_steps_per_run or server.steps_per_run,
+            max_pending_events=own.max_pending_events or server.pending_events,
+        )
+        self._believed_until[namespace] = now + FRESH
+        return limits

@@ -1,0 +1,1 @@
+"""Workflows: use cases, hot calls, what a group knows of its runs, watches."""

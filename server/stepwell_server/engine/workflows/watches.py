@@ -1,0 +1,172 @@
+"""Watches: who wants to know when an instance changes. Fed by commits, hints and the sweep; states are conflated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.values.pages import in_parts
+from stepwell_server.domain.workflows.instances import Head, Instance, InstanceStatus
+from stepwell_server.engine.spine.waits import Waits
+from stepwell_server.storage.database.database import READ, Database
+from stepwell_server.storage.workflows import instances as workflows
+
+MESSAGE_BYTES = 3 * 1024 * 1024
+"""How much that users have made is read at once, to be sent in one message."""
+PAUSE = 0.5
+"""Seconds before the database is asked again after it did not answer."""
+REMEMBERED = 20_000
+"""Changes that are remembered, for those who begin to follow an instance that they have just read."""
+
+
+@dataclass(slots=True, eq=False)
+class Watcher:
+    """Somebody who follows instances. It learns of each that changed, and reads its newest state when it has room."""
+
+    with_steps: bool = False
+    """It also wants to know when only steps or events changed."""
+    known: dict[int, int] = field(default_factory=dict)
+    """Newest revision it has seen, by instance."""
+    changed: dict[int, Head] = field(default_factory=dict)
+    ready: asyncio.Event = field(default_factory=asyncio.Event)
+    is_draining: bool = False
+    """The replica goes away."""
+
+    async def take(self) -> list[tuple[Head, int]]:
+        """Where the instances stand that changed, once one has, each with the revision that was known before."""
+        await self.ready.wait()
+        self.ready.clear()
+        taken, self.changed = self.changed, {}
+        changes = [(one, self.known[one.id]) for one in taken.values()]
+        self.known.update({one.id: one.revision for one in taken.values()})
+        return changes
+
+    def saw(self, instance: Instance) -> None:
+        """Know the state that was read of an instance, which can be newer than the one that was told."""
+        if instance.revision > self.known.get(instance.id, instance.revision):
+            self.known[instance.id] = instance.revision
+        told = self.changed.get(instance.id)
+        if told is not None and told.revision <= instance.revision:
+            del self.changed[instance.id]
+
+    def drain(self) -> None:
+        """Learn that the replica goes away."""
+        self.is_draining = True
+        self.ready.set()
+
+
+class Watches:
+    """All watchers of a replica. One question to the database covers everybody's instances that may have changed."""
+
+    def __init__(self, db: Database) -> None:
+        self._db = db
+        self._watchers: dict[int, set[Watcher]] = {}
+        self._dirty: set[int] = set()
+        self._any_dirty = asyncio.Event()
+        self._number = 0
+        self._recent: OrderedDict[int | None, int] = OrderedDict()
+        self.waits = Waits()
+
+    def mark(self) -> int:
+        """To be taken before an instance is read that shall be followed: what changes from now on is not missed."""
+        return self._number
+
+    def follow(self, watcher: Watcher, instance: Instance, known_revision: int, mark: int) -> None:
+        """Tell the watcher of this instance from now on, at once if it is newer than what it knows."""
+        self._watchers.setdefault(instance.id, set()).add(watcher)
+        watcher.known[instance.id] = known_revision
+        if self.waits.is_draining:
+            watcher.drain()
+        self._offer(watcher, Head(instance.id, instance.revision, instance.status))
+        if max(self._recent.get(instance.id, -1), self._recent.get(None, -1), self._number - REMEMBERED) > mark:
+            self._ask([instance.id])
+
+    def drain(self) -> None:
+        """Tell everybody that the replica goes away, also those who come now."""
+        self.waits.drain()
+        for watcher in {one for watchers in self._watchers.values() for one in watchers}:
+            watcher.drain()
+
+    def drop(self, watcher: Watcher, instance_ids: Iterable[int]) -> None:
+        """Tell the watcher of these no longer."""
+        for one in list(instance_ids):
+            watcher.known.pop(one, None)
+            watcher.changed.pop(one, None)
+            others = self._watchers.get(one)
+            if others is not None:
+                others.discard(watcher)
+                if not others:
+                    del self._watchers[one]
+
+    def note(self, statuses: Iterable[int], runs: Iterable[int] = (), ended: Mapping[int, Any] | None = None) -> None:
+        """The first have another status; of the others, steps or events may have changed. Those that ended are here."""
+        for one in statuses:
+            self._remember(one)
+            if one in self._watchers:
+                if ended and one in ended:
+                    row = ended[one]
+                    self._offer_to_all(Head(row.id, row.revision, InstanceStatus(row.status)))
+                else:
+                    self._dirty.add(one)
+        self._dirty.update(one for one in runs if any(each.with_steps for each in self._watchers.get(one, ())))
+        if self._dirty:
+            self._any_dirty.set()
+
+    def note_all(self) -> None:
+        """Any of them may have changed elsewhere."""
+        self._remember(None)
+        self._ask(self._watchers)
+
+    async def run(self) -> None:
+        """Read what has changed and tell whoever follows it, until cancelled."""
+        while True:
+            await self._any_dirty.wait()
+            self._any_dirty.clear()
+            asked, self._dirty = self._dirty, set()
+            try:
+                found = await self._db.run_tx(partial(workflows.heads, ids=list(asked)), READ)
+            except StepwellError:
+                self._ask(asked)
+                await asyncio.sleep(PAUSE)
+                continue
+            for one in found.values():
+                self._offer_to_all(one)
+
+    async def read(self, instance_ids: Sequence[int]) -> AsyncIterator[Instance]:
+        """These instances as they are now, as many at a time as fit into a message, without those that are gone."""
+        if not instance_ids:
+            return
+        sizes = await self._db.run_tx(partial(workflows.sizes, ids=instance_ids), READ)
+        ordered = {one: sizes[one] for one in instance_ids if one in sizes}
+        for part in in_parts(ordered, MESSAGE_BYTES):
+            found = await self._db.run_tx(partial(workflows.get_many, ids=part), READ)
+            for one in part:
+                if one in found:
+                    yield found.pop(one)
+
+    def _ask(self, instance_ids: Iterable[int]) -> None:
+        self._dirty.update(instance_ids)
+        if self._dirty:
+            self._any_dirty.set()
+
+    def _remember(self, change: int | None) -> None:
+        self._number += 1
+        self._recent[change] = self._number
+        self._recent.move_to_end(change)
+        if len(self._recent) > REMEMBERED:
+            self._recent.popitem(last=False)
+
+    def _offer_to_all(self, head: Head) -> None:
+        for watcher in self._watchers.get(head.id, ()):
+            self._offer(watcher, head)
+
+    def _offer(self, watcher: Watcher, head: Head) -> None:
+        newest = watcher.changed.get(head.id)
+        if head.revision > max(watcher.known.get(head.id, 0), newest.revision if newest else 0):
+            watcher.changed[head.id] = head
+            watcher.ready.set()

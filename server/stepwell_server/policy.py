@@ -1,0 +1,6 @@
+"""What a policy is written with. These names stay where they are."""
+
+from stepwell_server.api.edge.access import AllowAll, Caller, Category, Policy, Principal
+from stepwell_server.domain.values.errors import Unauthenticated
+
+__all__ = ["AllowAll", "Caller", "Category", "Policy", "Principal", "Unauthenticated"]

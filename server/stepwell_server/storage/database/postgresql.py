@@ -1,0 +1,147 @@
+"""PostgreSQL: any number of replicas over one database.
+
+READ COMMITTED is set on every connection whatever the database's default, because the locking rules rely on each
+statement seeing what was committed before it. Every wait has a limit, the innermost the shortest.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import asyncpg
+from sqlalchemy import URL
+from sqlalchemy.exc import DBAPIError, InterfaceError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy.pool import NullPool
+
+from stepwell_server.storage.database.database import CommitUnknown, Fault, T, TxOptions, Work
+
+POOL_SIZE = 8
+RESERVED_POOL_SIZE = 3
+"""For group commits, their slow lane, and leases with health: load cannot starve these."""
+POOL_TIMEOUT = 2.0
+CONNECT_TIMEOUT = 2.0
+COMMAND_TIMEOUT = 5.0
+
+_HURRIED = {
+    "lock_timeout": "1s",
+    "statement_timeout": "3s",
+    "idle_in_transaction_session_timeout": "10s",
+}
+_INDEXED = {
+    # A plan is made once, often while tables are empty, and kept: then a scan looks cheap, and stays in use when they
+    # have grown. Every statement of ours has an index; use it from the first row on.
+    "enable_seqscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+}
+SESSION = {
+    "application_name": "stepwell",
+    # Up to PostgreSQL 17 a plan in which a scan could not be avoided costs so much that it is compiled each time.
+    "jit": "off",
+    "client_connection_check_interval": "2s",
+    "tcp_keepalives_idle": "10",
+    "tcp_keepalives_interval": "5",
+    "tcp_keepalives_count": "3",
+}
+
+_CONFLICTS = frozenset({"40001", "40P01", "55P03"})
+_OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03"})
+_TIMEOUTS = frozenset({"57014", "53200", "58030"})
+"""Cancelled by a time limit, or out of memory or luck with I/O."""
+_OF_THE_DISK = {"53100": Fault.FULL, "XX001": Fault.DAMAGED, "XX002": Fault.DAMAGED}
+
+
+class PostgresqlBackend:
+    """A pool of connections for everything, and fresh ones for migrations."""
+
+    def __init__(self, url: URL) -> None:
+        self._url = _for_asyncpg(url)
+        self._pool = _pool(self._url, POOL_SIZE)
+        self._reserved = _pool(self._url, RESERVED_POOL_SIZE)
+
+    async def attempt(self, work: Work[T], options: TxOptions) -> T:
+        """Run the function in one transaction; its statements are awaited underneath."""
+        pool = self._reserved if options.reserved else self._pool
+        async with pool.connect() as connection:
+            if options.read_only:
+                await connection.execution_options(postgresql_readonly=True)
+            return await _in_transaction(connection, work)
+
+    async def attempt_unhurried(self, work: Work[T]) -> T:
+        """Run the function on a connection of its own that may wait as long as it takes."""
+        engine = _engine(self._url, SESSION, None, poolclass=NullPool)
+        async with engine.connect() as connection:
+            return await _in_transaction(connection, work)
+
+    def classify(self, error: BaseException) -> Fault:
+        """Tell conflicts and outages from bugs, by SQLSTATE where there is one."""
+        if isinstance(error, PoolTimeout):
+            return Fault.BUSY
+        original = error.orig if isinstance(error, DBAPIError) else error
+        driver = getattr(original, "__cause__", None) or original
+        state = _sqlstate(original)
+        if state in _CONFLICTS or isinstance(driver, asyncpg.InvalidCachedStatementError):
+            return Fault.CONFLICT
+        if state in _OF_THE_DISK:
+            return _OF_THE_DISK[state]
+        if state in _TIMEOUTS:
+            return Fault.TIMEOUT
+        if state in _OUTAGES or state.startswith("08"):
+            return Fault.DISCONNECTED
+        # A connection that died in the middle of a message, or was never made, has no SQLSTATE.
+        lost = (OSError, TimeoutError, InterfaceError, asyncpg.InternalClientError, asyncpg.InterfaceError)
+        return Fault.DISCONNECTED if any(isinstance(one, lost) for one in (error, original, driver)) else Fault.BUG
+
+    async def close(self) -> None:
+        """Close every connection."""
+        await self._pool.dispose()
+        await self._reserved.dispose()
+
+
+def _for_asyncpg(url: URL) -> URL:
+    """The URL in the driver's words: it calls sslmode ssl, and the session has the application's name already."""
+    options = {key: value for key, value in url.query.items() if key not in ("sslmode", "application_name")}
+    if "sslmode" in url.query:
+        options["ssl"] = url.query["sslmode"]
+    return url.set(drivername="postgresql+asyncpg", query=options)
+
+
+async def _in_transaction(connection: AsyncConnection, work: Work[T]) -> T:
+    transaction = await connection.begin()
+    result = await connection.run_sync(work)
+    try:
+        await transaction.commit()
+    except Exception as error:
+        if _sqlstate(getattr(error, "orig", error)) in _CONFLICTS:
+            raise  # refused, so certainly not committed
+        raise CommitUnknown from error
+    return result
+
+
+def _sqlstate(error: object) -> str:
+    for candidate in (error, getattr(error, "__cause__", None)):
+        state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
+        if state:
+            return str(state)
+    return ""
+
+
+def _pool(url: URL, size: int) -> AsyncEngine:
+    session = {**SESSION, **_HURRIED, **_INDEXED}
+    return _engine(url, session, COMMAND_TIMEOUT, pool_size=size, max_overflow=0, pool_timeout=POOL_TIMEOUT)
+
+
+def _engine(url: URL, session: dict[str, str], command_timeout: float | None, **options: Any) -> AsyncEngine:
+    return create_async_engine(
+        url,
+        isolation_level="READ COMMITTED",
+        hide_parameters=True,  # errors are logged, and parameters are users' data
+        connect_args={
+            "timeout": CONNECT_TIMEOUT,
+            "command_timeout": command_timeout,
+            "server_settings": session,
+        },
+        **options,
+    )

@@ -1,0 +1,1 @@
+"""Rows of hooks and of their targets."""

@@ -1,0 +1,1 @@
+"""Rows of the spine: tasks, leases, handlers, sessions, requests."""

@@ -1,0 +1,1 @@
+"""Rows of workflows: instances, steps, events."""
