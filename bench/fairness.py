@@ -28,7 +28,7 @@ from stepwell.v1 import namespaces_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from stepwell_server.api.edge.access import AllowAll, Caller, Principal
+from stepwell_server.policy import AllowAll, Caller, Principal
 
 CALM, FLOOD = "calm", "flood"
 KINDS = ("ack", "heartbeat", "create", "watch")

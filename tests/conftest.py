@@ -20,10 +20,10 @@ from xdist.scheduler import LoadScopeScheduling
 from stepwell_server import app as application
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.storage.database import migrate
-from stepwell_server.storage.workflows import runs as stored_runs
-from stepwell_server.storage.workflows import instances as stored_workflows
 from stepwell_server.storage.database.database import Database
 from stepwell_server.storage.database.payloads import from_text
+from stepwell_server.storage.workflows import instances as stored_workflows
+from stepwell_server.storage.workflows import runs as stored_runs
 from tests.support import templates
 from tests.support.flaky import Retries
 from tests.support.postgres import PostgresServer

@@ -35,39 +35,36 @@ from stepwell_server.api.transactions import TransactionServicer
 from stepwell_server.api.workers import Terms, WorkerServicer
 from stepwell_server.api.workflows import WorkflowServicer
 from stepwell_server.config import FAILPOINT, Settings, split_address
+from stepwell_server.domain.spine.work import TIMEOUT_MARGIN, Rules
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.times import to_micros
-from stepwell_server.domain.workflows.runs import TIMEOUT_MARGIN, RunRules
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.dispatchers import Dispatchers
+from stepwell_server.engine.hooks.book import tell
 from stepwell_server.engine.hooks.hooks import Hooks
+from stepwell_server.engine.hooks.kind import HookKind
 from stepwell_server.engine.hooks.posts import Deliverer
 from stepwell_server.engine.hooks.targets import Targets
 from stepwell_server.engine.hooks.webhooks import Webhooks
 from stepwell_server.engine.namespaces import Namespaces
-from stepwell_server.engine.server import Replica, Server
-from stepwell_server.engine.spine.batches import Intake
-from stepwell_server.engine.spine.committer import Committer
-from stepwell_server.engine.spine.group import Committed
-from stepwell_server.engine.spine.handout import Dispatcher
+from stepwell_server.engine.server import Identity, Server
+from stepwell_server.engine.spine.batches import Batches
+from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.engine.spine.loops import supervised
-from stepwell_server.engine.spine.loops.prune import prune
-from stepwell_server.engine.spine.loops.refresh_wakes import refresh_wakes
-from stepwell_server.engine.spine.loops.relay_hints import HintRelay
 from stepwell_server.engine.spine.loops.sweep import Sweep
-from stepwell_server.engine.spine.registry import Registry
-from stepwell_server.engine.spine.replica import Spine
-from stepwell_server.engine.spine.wakes import DatabaseTime, WakeBus
+from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.engine.transactions import Transactions
+from stepwell_server.engine.worker_calls import WorkerCalls
 from stepwell_server.engine.workers import Workers
-from stepwell_server.engine.workflows.watches import Watches
+from stepwell_server.engine.workflows.instances import Instances
+from stepwell_server.engine.workflows.kind import WorkflowKind
 from stepwell_server.engine.workflows.workflows import Workflows
-from stepwell_server.storage import server as deployments
+from stepwell_server.storage import deployments
 from stepwell_server.storage.database import clock, migrate
 from stepwell_server.storage.database.database import READ, Database, Fault
 from stepwell_server.storage.database.dialect import Damaged, WrongEncoding, check_file
 from stepwell_server.storage.database.failpoints import Failpoints
-from stepwell_server.storage.database.hints import Hint, Hints, NoHints, PostgresqlHints
+from stepwell_server.storage.database.hints import Hints, NoHints, PostgresqlHints
 from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.database.postgresql import PostgresqlBackend
 from stepwell_server.storage.database.sqlite import SqliteBackend
@@ -197,13 +194,13 @@ class App:
         for address in (self.settings.listen, self.settings.ops_listen):
             listeners.check_free(*split_address(address))  # before a database is created that nobody will serve
         with _usable_database():
-            replica = await self._meet_database()
-            self._assemble(replica)
+            identity = await self._meet_database()
+            self._assemble(identity)
             await self._sweep.once()  # what is registered and due must be known before anything is decided
             if self.db.faults[Fault.DAMAGED]:
                 raise Damaged("it is damaged")
         await self.health.start()
-        addresses = await self._listen(replica)
+        addresses = await self._listen(identity)
         await self._report_database(True)
         self._start_loops()
         log.info(
@@ -211,7 +208,7 @@ class App:
             listen=addresses.listen,
             ops_listen=addresses.ops_listen,
             database=self.settings.database_url.render_as_string(hide_password=True),
-            replica_id=replica.replica_id,
+            replica_id=identity.replica_id,
         )
         return addresses
 
@@ -229,7 +226,8 @@ class App:
         await self.health.drain()
         await asyncio.sleep(settle)
         self._workers.drain()
-        self._workflows.watches.drain()
+        self._worker_calls.drain()
+        self._replica.drain()
         self._dispatchers.drain()
         await self._admission.close(self.settings.drain_grace.total_seconds())
         await self.stop(CUT_GRACE)
@@ -248,11 +246,11 @@ class App:
                 await loop
         await self.db.close()
 
-    async def _meet_database(self) -> Replica:
+    async def _meet_database(self) -> Identity:
         settings = self.settings
         deployment = await prepare_database(self.db, settings)
         deployments.check_clock(deployment, virtual_clock=settings.virtual_clock)
-        return Replica(
+        return Identity(
             version=__version__,
             replica_id=uuid4().hex,
             started_at=(await self.db.run_tx(clock.read, READ)).lease_now,
@@ -269,97 +267,73 @@ class App:
         parser = Parser(settings.limits.to_limits())
         return Pipeline(layers(self.metrics, self._admission, deadline), policy, messages, parser)
 
-    def _assemble(self, replica: Replica) -> None:
-        """The engine room: the committer, the wake bus, the dispatcher, and who tells whom."""
-        settings = self.settings
-        virtual = replica.deployment.virtual_clock
-        bus = WakeBus(DatabaseTime(virtual=virtual))
-        registry = Registry(self.db, replica.limits, bus.time)
-        rules = RunRules(
-            limits=replica.limits,
+    def _assemble(self, identity: Identity) -> None:
+        """The replica, and the use cases that stand on it."""
+        settings, virtual = self.settings, identity.deployment.virtual_clock
+        workflows = WorkflowKind(self.db)
+        rules = Rules(
+            limits=identity.limits,
             times=settings.leases.to_times(),
             timeout_margin=0 if virtual else TIMEOUT_MARGIN,
-            namespaces=registry.namespaces,
-            registered=bus.registered,
         )
-        relay = HintRelay(self._hints)
-        watches = Watches(self.db)
+        self._replica = replica = Replica(
+            self.db,
+            self._hints,
+            Kinds.of(workflows, HookKind(), listener=tell),
+            rules,
+            timings=self.metrics.timings,
+            virtual=virtual,
+            embedded=settings.dispatch == "embedded",
+        )
+        tokens, batches = PageTokens(identity.deployment.page_token_key), Batches(replica)
+        self._workers = Workers(replica, tokens, identity.replica_id)
+        self._worker_calls = WorkerCalls(replica)
+        self._dispatchers = Dispatchers(replica, hands_out=settings.process)
+        self._instances = Instances(replica, workflows.watches, tokens)
+        self._workflows = Workflows(replica, batches, self._instances)
+        self._hooks = Hooks(replica, batches, tokens)
+        operators = {**self._workflows.operators(), **self._hooks.operators()}
+        self._transactions = Transactions(replica, batches, operators)
+        self._namespaces = Namespaces(self.db, tokens, identity.limits, replica.registry)
+        self._sweep = Sweep(replica, self._workers, self._swept)
+        self._background = {**replica.loops(to_micros(settings.handler_retention)), "sweep": self._sweep.run}
+        self._targets = Targets(replica, tokens, settings.allowed_webhooks, self._deliver_webhooks())
 
-        def announce(committed: Committed) -> None:
-            bus.learn(committed)
-            relay.note(committed)
-            watches.note(committed.statuses, committed.runs, committed.ended)
-            dispatcher.look(committed.told)
-
-        def heard(hint: Hint) -> None:
-            bus.note(hint.handlers)
-            dispatcher.look(hint.tasks)
-            if hint.order is not None:
-                dispatcher.take_order(hint.order)
-            if hint.handlers is None:
-                watches.note_all()
-            else:
-                watches.note(hint.instances)
-
-        committer = Committer(self.db, rules, announce, bus.mark, self.metrics.timings)
-        dispatcher = Dispatcher(committer, bus, embedded=settings.dispatch == "embedded")
-        self._spine = Spine(self.db, committer, bus, dispatcher, registry, announce)
-        self._dispatchers = Dispatchers(self._spine, relay.order, hands_out=settings.process)
-        self._furnish(replica, watches)
-        self._background = {
-            "committer": committer.run,
-            "dispatch": dispatcher.run,
-            "sweep": self._sweep.run,
-            "watches": watches.run,
-            "prune": lambda: prune(self.db, to_micros(settings.handler_retention)),
-            "refresh_wakes": lambda: refresh_wakes(self.db, bus),
-            "send_hints": relay.run,
-            "hear_hints": lambda: self._hints.listen(heard),
-        }
-        if self._webhooks is not None:
-            self._background["webhooks"] = self._webhooks.run
-
-    def _furnish(self, replica: Replica, watches: Watches) -> None:
-        """The use cases that stand on the spine."""
-        settings, spine = self.settings, self._spine
-        tokens, intake = PageTokens(replica.deployment.page_token_key), Intake(spine)
-        self._workers = Workers(spine, tokens, replica.replica_id)
-        self._workflows = Workflows(spine, intake, watches, tokens)
-        self._hooks = Hooks(spine, intake, tokens)
-        self._transactions = Transactions(spine, intake, self._hooks)
-        allowed, self._webhooks = settings.allowed_webhooks, None
-        if settings.webhooks:
-            deliverer = Deliverer(allowed, settings.webhook_ca_file)
-            self._webhooks = Webhooks(spine, deliverer, settings.webhook_places)
-        self._targets = Targets(spine, tokens, allowed, None if self._webhooks is None else self._webhooks.refresh)
-        self._namespaces = Namespaces(self.db, tokens, replica.limits, spine.registry)
-        self._sweep = Sweep(spine, self._hints, self._swept, self._workers)
+    def _deliver_webhooks(self) -> Callable[[], Awaitable[None]] | None:
+        """Deliver webhooks, if this server does. Returns what tells the delivering part that targets have changed."""
+        settings = self.settings
+        if not settings.webhooks:
+            return None
+        deliverer = Deliverer(settings.allowed_webhooks, settings.webhook_ca_file)
+        webhooks = Webhooks(self._replica, deliverer, settings.webhook_places)
+        self._background["webhooks"] = webhooks.run
+        return webhooks.refresh
 
     async def _swept(self, reachable: bool) -> None:
         """After each sweep: what hints may have missed is looked for, and what depends on the database is told."""
         await self._report_database(reachable)
         if reachable:
-            self._workflows.watches.note_all()
+            self._replica.kinds.heard(None)
 
-    def _servicers(self, replica: Replica) -> listeners.Servicers:
-        settings, server = self.settings, Server(self.db, replica, self._hints)
+    def _servicers(self, identity: Identity) -> listeners.Servicers:
+        settings, server = self.settings, Server(self.db, identity, self._hints)
         terms = Terms(settings.leases.to_times(), settings.steps.to_policy(), settings.drain_grace.total_seconds())
         return listeners.Servicers(
-            workflows=WorkflowServicer(self._workflows),
-            workers=WorkerServicer(self._workers, server, terms),
+            workflows=WorkflowServicer(self._workflows, self._instances),
+            workers=WorkerServicer(self._workers, self._worker_calls, server, terms),
             namespaces=NamespaceServicer(self._namespaces),
-            clock=ClockServicer(Clock(self._spine)),
+            clock=ClockServicer(Clock(self._replica)),
             server=ServerServicer(server),
-            dispatchers=DispatcherServicer(self._dispatchers, replica.replica_id),
+            dispatchers=DispatcherServicer(self._dispatchers, identity.replica_id),
             hooks=HookServicer(self._hooks, self._targets),
             transactions=TransactionServicer(self._transactions),
         )
 
-    async def _listen(self, replica: Replica) -> Addresses:
+    async def _listen(self, identity: Identity) -> Addresses:
         settings = self.settings
         tls = (settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
         api, health = (listeners.open_server(self._pipeline()) for _ in range(2))
-        listeners.register_api(api, self.health, self._servicers(replica), with_reflection=settings.serves_reflection)
+        listeners.register_api(api, self.health, self._servicers(identity), with_reflection=settings.serves_reflection)
         listeners.register_health(health, self.health)
         listen = listeners.bind(api, *split_address(settings.listen), tls)
         health_address = split_address(listeners.bind(health, "127.0.0.1", 0, None))

@@ -125,7 +125,7 @@ Seconds = Annotated[timedelta, BeforeValidator(_seconds), Ge(timedelta(0))]
 
 
 class LimitSettings(BaseModel):
-    """What callers may send; `domain/limits.py` has the defaults."""
+    """What callers may send; `domain/values/limits.py` has the defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -152,7 +152,7 @@ class LimitSettings(BaseModel):
 
 
 class LeaseSettings(BaseModel):
-    """How long work is held; `domain/leases.py` says what each means."""
+    """How long work is held; `domain/spine/leases.py` says what each means."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -170,7 +170,7 @@ class LeaseSettings(BaseModel):
 
 
 class StepSettings(BaseModel):
-    """How steps are executed that say nothing else; `domain/retry.py` says what each means."""
+    """How steps are executed that say nothing else; `domain/values/retry.py` says what each means."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 

@@ -1,6 +1,6 @@
 """Logs and metrics: how they are made and where they go. No other module configures them.
 
-What the engine measures of itself (`engine/timings.py`) is counted there, without locks, and read when it is scraped.
+What the engine measures of itself is counted in `engine/spine/timings.py`, without locks, and read at a scrape.
 """
 
 from __future__ import annotations

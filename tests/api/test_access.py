@@ -264,7 +264,7 @@ async def test_a_wait_that_begins_while_the_server_goes_away_is_a_short_one(
     monkeypatch.setattr(waits, "PACE", 0.05)
     await hire(credit=0)
     await flows.create("one")
-    server.app._workflows.watches.drain()
+    server.app._replica.kinds.drain()
 
     async with asyncio.timeout(PATIENCE):
         assert status_name((await flows.wait("one", 60)).status) == "QUEUED"

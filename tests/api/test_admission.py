@@ -17,7 +17,7 @@ from pydantic import SecretStr
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell_server.api.edge.access import Principal
-from stepwell_server.api.edge.admission import Admission, Bounds, DESERTED
+from stepwell_server.api.edge.admission import DESERTED, Admission, Bounds
 from stepwell_server.app import App, open_database
 from stepwell_server.config import Settings
 from stepwell_server.domain.values.errors import RateLimited, ServerBusy, StepwellError, StreamLimit

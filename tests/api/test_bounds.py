@@ -15,10 +15,12 @@ from grpc.aio import AioRpcError
 
 from stepwell.v1 import workers_pb2, workflows_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.api.edge import bounds, counting as wire, parsing
-from stepwell_server.api.wire.frames import FrameReader
+from stepwell_server.api.edge import bounds, parsing
+from stepwell_server.api.edge import counting as wire
 from stepwell_server.api.edge.parsing import Parser
 from stepwell_server.api.edge.validate import Validator
+from stepwell_server.api.wire.frames import NUMBERED, FrameReader
+from stepwell_server.api.wire.reading import Reader
 from stepwell_server.domain.values import strict_json
 from stepwell_server.domain.values.errors import InvalidRequest
 from stepwell_server.domain.values.limits import Limits
@@ -189,19 +191,22 @@ async def _read(request: Any) -> None:
     read = parser.decode if isinstance(request, workers_pb2.ConnectRequest) else parser.parse
     parsed: Any = await read(type(request).FromString, request.SerializeToString())
     for frame in getattr(parsed, "frames", ()):
-        await reader.read(frame)
+        is_numbered = frame.WhichOneof("body") in {None, *NUMBERED}
+        await (reader.read(frame) if is_numbered else reader.check(frame))
 
 
-async def test_bodies_that_a_frame_begins_are_read_in_parts(rounds: Rounds) -> None:
-    class Counting(FrameReader):
-        def policy(self, policy: workers_pb2.StepPolicy) -> StepPolicy:
-            rounds.note(1)
-            return super().policy(policy)
+async def test_bodies_that_a_frame_begins_are_read_in_parts(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = Reader.policy
 
+    def counting(reader: Reader, said: workers_pb2.StepPolicy) -> StepPolicy:
+        rounds.note(1)
+        return policy(reader, said)
+
+    monkeypatch.setattr(Reader, "policy", counting)
     opens = [workers_pb2.OpenStep(name=f"s{number}", attempt=1) for number in range(bounds.MOST_OPENS)]
     frame = workers_pb2.WorkerFrame(number=1, opens=opens, begin_steps=workers_pb2.BeginSteps())
 
-    read = await rounds.beside(Counting(LIMITS, StepPolicy(), turns.Turns()).read(frame))
+    read = await rounds.beside(FrameReader(LIMITS, StepPolicy(), turns.Turns()).read(frame))
 
     assert len(read.opens) == bounds.MOST_OPENS
     assert max(rounds.work.values()) <= 100

@@ -11,8 +11,8 @@ from stepwell.v1 import namespaces_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.times import SECOND
-from stepwell_server.storage.spine import handlers
 from stepwell_server.storage.schema import sessions
+from stepwell_server.storage.spine import limits
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows
@@ -190,7 +190,7 @@ async def test_a_full_handler_counts_by_the_end_of_a_lease_in_it(
     worker = await hire(hooks=("note",), credit=2)
     await hooks.trigger("first")
     await hooks.trigger("second")
-    await still.app.db.run_tx(lambda tx: handlers.limit(tx, NOTE, concurrency=1))
+    await still.app.db.run_tx(lambda tx: limits.limit(tx, NOTE, concurrency=1))
     assert (await sidecar.process()).handed_out == 1
 
     answer = await sidecar.ask()
@@ -202,7 +202,7 @@ async def test_a_full_handler_counts_by_the_end_of_a_lease_in_it(
 
 async def test_a_paused_handler_does_not_count_at_all(sidecar: Sidecar, still: Served, hooks: Triggers) -> None:
     await hooks.trigger("one")
-    await still.app.db.run_tx(lambda tx: handlers.limit(tx, NOTE, concurrency=None, is_paused=True))
+    await still.app.db.run_tx(lambda tx: limits.limit(tx, NOTE, concurrency=None, is_paused=True))
 
     assert await sidecar.next_wake() is None
 

@@ -12,8 +12,8 @@ from sqlalchemy import Row, update
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.common_pb2 import BACKOFF_EXPONENTIAL, BACKOFF_LINEAR, Payload, RetryPolicy
 from stepwell_server.domain.values.failures import Failure
-from stepwell_server.storage.hooks import hooks as stored_hooks
 from stepwell_server.storage.database.payloads import failure_from, failure_row
+from stepwell_server.storage.hooks import hooks as stored_hooks
 from stepwell_server.storage.schema import hooks
 from tests.api.conftest import Hire
 from tests.support.errors import refusal

@@ -11,7 +11,15 @@ from stepwell.errors import reason_name
 from stepwell.v1 import namespaces_pb2, transactions_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell_server.api.edge import streams
-from stepwell_server.api.edge.access import AllowAll, Caller, Category, METHODS, PolicyNotFound, Principal, load_policy
+from stepwell_server.api.edge.access import (
+    METHODS,
+    AllowAll,
+    Caller,
+    Category,
+    PolicyNotFound,
+    Principal,
+    load_policy,
+)
 from tests.api.conftest import Hire
 from tests.support.contract import Method, methods
 from tests.support.errors import refusal

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from stepwell_server.config import load
-from stepwell_server.engine.spine.committer import Committer
-from stepwell_server.engine.spine.group import HotCall
+from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.engine.spine.calls import Claim
+from stepwell_server.engine.spine.committer import Committer
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
 from tests.support.flows import Flows
@@ -298,7 +298,7 @@ async def test_a_caller_who_goes_away_takes_nothing_along(
 
     await hooks.trigger("two")
     assert (await sidecar.process()).handed_out == 1
-    assert not external.app._spine.dispatcher._endings
+    assert not external.app._replica.handout.holders._endings
 
 
 async def test_a_pass_on_one_replica_moves_what_a_worker_of_another_can_take(

@@ -19,8 +19,8 @@ from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.api.edge import streams
 from stepwell_server.api import workers as servicer
+from stepwell_server.api.edge import streams
 from stepwell_server.storage.database.database import CommitUnknown, LostRace
 from tests.api.conftest import Hire
 from tests.support.flows import Flows

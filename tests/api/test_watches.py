@@ -12,8 +12,8 @@ from grpc import aio
 
 from stepwell.errors import CallFailed, failure_of, reason_name
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell_server.api.edge import streams
 from stepwell_server.api import watches as stream
+from stepwell_server.api.edge import streams
 from stepwell_server.api.edge.access import AllowAll, Category, Principal
 from tests.api.conftest import Hire
 from tests.api.test_worker_stream import REVOCABLE, Revocable, until_cut

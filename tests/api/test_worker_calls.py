@@ -113,7 +113,7 @@ async def test_a_repeated_claim_returns_those_that_are_still_held(caller: UnaryW
     await caller.commit(first[0], finish(number=1))
 
     assert [one.task_id for one in await caller.claim(2, request_id="once")] == [first[1].task_id]
-    error = await refusal(caller.stub.ClaimTasks(request_of(caller, max_tasks=3, request_id="once")))
+    error = await refusal(caller.stub.ClaimTasks(asked_of(caller, max_tasks=3, request_id="once")))
     assert (error.code.name, error.reason) == ("FAILED_PRECONDITION", "IDEMPOTENCY_KEY_REUSED")
 
 
@@ -129,7 +129,7 @@ async def test_two_claims_with_one_request_id_at_once_do_not_lose_a_task(caller:
     assert held | left == {"one", "two"}
 
 
-def request_of(caller: UnaryWorker, **fields: object) -> pb.ClaimTasksRequest:
+def asked_of(caller: UnaryWorker, **fields: object) -> pb.ClaimTasksRequest:
     """A claim of this session."""
     return pb.ClaimTasksRequest(**{"session_id": caller.session_id} | fields)  # type: ignore[arg-type]
 
@@ -137,11 +137,11 @@ def request_of(caller: UnaryWorker, **fields: object) -> pb.ClaimTasksRequest:
 async def test_a_claim_that_breaks_a_rule_is_refused(caller: UnaryWorker, server: Served) -> None:
     stranger = UnaryWorker(server.channel)
     refused = {
-        "SESSION_NOT_REGISTERED": request_of(stranger),
+        "SESSION_NOT_REGISTERED": asked_of(stranger),
         "INVALID_SESSION_ID": pb.ClaimTasksRequest(session_id="short"),
-        "INVALID_FIELD": request_of(caller, max_tasks=-1),
-        "DURATION_OUT_OF_RANGE": request_of(caller, wait=seconds(31)),
-        "NAMESPACE_NOT_FOUND": request_of(caller, namespace="nowhere"),
+        "INVALID_FIELD": asked_of(caller, max_tasks=-1),
+        "DURATION_OUT_OF_RANGE": asked_of(caller, wait=seconds(31)),
+        "NAMESPACE_NOT_FOUND": asked_of(caller, namespace="nowhere"),
     }
 
     reasons = [(await refusal(caller.stub.ClaimTasks(request))).reason for request in refused.values()]

@@ -13,10 +13,10 @@ from grpc import aio
 from stepwell.errors import failure_of
 from stepwell.v1 import workers_pb2 as pb
 from stepwell_server.domain.values.errors import DatabaseUnavailable
+from stepwell_server.engine.spine.calls import Renew
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.inbox import Sender
 from stepwell_server.engine.spine.loops import sweep
-from stepwell_server.engine.spine.calls import Renew
 from tests.api.conftest import Hire
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.flows import Flows, step_status

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from stepwell.v1 import workers_pb2 as pb
-from stepwell_server.api.edge import streams
 from stepwell_server.api import workers as servicer
+from stepwell_server.api.edge import streams
 from tests.api.conftest import Hire
 from tests.support.flows import Flows
 from tests.support.frames import begin, done, need_state, opening

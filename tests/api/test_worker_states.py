@@ -72,7 +72,7 @@ async def test_a_large_state_is_read_by_call_a_page_at_a_time(worker: HandWorker
     caller = UnaryWorker(server.channel)
     await caller.register()
 
-    (task,) = await caller.claim()
+    (task,) = await caller.claim(wait=5)  # for a moment it is left to the worker that had it in memory
     steps, more = list(task.task.workflow.steps), task.task.workflow.more
     while more:
         (page,) = await caller.commit(task, need_state(len(steps)))

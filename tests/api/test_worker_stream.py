@@ -15,11 +15,11 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 from stepwell.errors import CallFailed, failure_of
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.api.edge import listeners, streams
 from stepwell_server.api import workers as servicer
+from stepwell_server.api.edge import listeners, streams
 from stepwell_server.api.edge.access import AllowAll, Caller, Category, Principal
 from stepwell_server.domain.values.errors import Unauthenticated
-from stepwell_server.engine import workers as engine_workers
+from stepwell_server.engine import sessions
 from stepwell_server.engine.spine.loops import sweep
 from tests.api.conftest import Hire
 from tests.support.errors import refusal
@@ -104,7 +104,7 @@ async def test_a_version_that_is_not_spoken_is_refused_with_those_that_are(
 async def test_a_stream_speaks_the_version_of_its_worker(
     sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_workers, "PROTOCOL", (1, 3))
+    monkeypatch.setattr(sessions, "PROTOCOL", (1, 3))
     monkeypatch.setattr(servicer, "PROTOCOL", (1, 3))
     worker = await hire_at(sqlite_server, connect=False)
 

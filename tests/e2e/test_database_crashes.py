@@ -12,13 +12,13 @@ import pytest
 from sqlalchemy import make_url, text
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.values.errors import DatabaseUnavailable, ServerBusy
 from stepwell_server.domain.spine.tasks import NewTask, Task, Verdict
-from stepwell_server.engine.spine import calls as calls
+from stepwell_server.domain.values.asked import Asked
+from stepwell_server.domain.values.errors import DatabaseUnavailable, ServerBusy
 from stepwell_server.storage.database import migrate
-from stepwell_server.storage.spine import requests
 from stepwell_server.storage.database.database import Database, Tx
-from stepwell_server.storage.spine.requests import RequestKey
+from stepwell_server.storage.spine import requests
+from tests.support import tickets
 from tests.support.patience import PATIENCE
 from tests.support.postgres import OwnPostgres, own_postgres
 from tests.support.servers import start_process
@@ -44,7 +44,7 @@ class Load:
             if self.stop.is_set():
                 return
             key = f"w{writer}-{number}"
-            await self._surely(lambda key=key: self.spine.submit(calls.Schedule(NewTask(ORDER, key))))  # type: ignore[misc]
+            await self._surely(lambda key=key: self.spine.submit(tickets.Schedule(NewTask(ORDER, key))))  # type: ignore[misc]
             self.acknowledged.append(key)
 
     async def write_requests(self, writer: int) -> None:
@@ -64,7 +64,7 @@ class Load:
             await asyncio.sleep(0.05)
 
     async def sweep(self) -> None:
-        sweep = sweep_of(self.spine.engine())
+        sweep = sweep_of(self.spine.replica)
         while not self.stop.is_set():
             await sweep.once()
             await asyncio.sleep(0.05)
@@ -80,13 +80,13 @@ class Load:
 
 def effect(tx: Tx, request_id: str) -> str:
     """Something that must happen once per request id: a row in a table that would hold it twice."""
-    key = RequestKey("", "me", "/Effect", request_id, b"")
+    asked = Asked("me", "/Effect", request_id)
 
     def work() -> str:
         tx.execute(text("INSERT INTO effects VALUES (:id)"), {"id": request_id})
         return request_id
 
-    return requests.once(tx, key, work, dump=str, load=str)
+    return requests.once(tx, "", asked, work, dump=str, load=str)
 
 
 @pytest.mark.slow

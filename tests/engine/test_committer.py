@@ -12,17 +12,21 @@ from typing import Any
 import pytest
 from sqlalchemy import text
 
-from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, InvalidField, ServerBusy
-from stepwell_server.domain.workflows.runs import RunRules
 from stepwell_server.domain.spine.tasks import NewTask, Verdict
-from stepwell_server.engine.spine import claims, group as groups, inbox
+from stepwell_server.domain.spine.work import Rules
+from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, InvalidField, ServerBusy
 from stepwell_server.engine.spine import committer as committers
-from stepwell_server.engine.spine import calls as calls
-from stepwell_server.engine.spine.claims import Seat
-from stepwell_server.engine.spine.group import Group, GroupResult, HotCall, Undecided
-from stepwell_server.storage.spine import handlers
-from stepwell_server.storage.spine import tasks as store
+from stepwell_server.engine.spine import group as groups
+from stepwell_server.engine.spine import inbox
+from stepwell_server.engine.spine.assignments import Ask, Capacity
+from stepwell_server.engine.spine.books import Group, HotCall, Undecided
+from stepwell_server.engine.spine.claims import claim
+from stepwell_server.engine.spine.group import GroupResult
+from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.storage.database.database import Database, Fault, Tx
+from stepwell_server.storage.spine import limits
+from stepwell_server.storage.spine import tasks as store
+from tests.support import tickets
 from tests.support.faults import Rates, faulty
 from tests.support.postgres import PostgresServer
 from tests.support.spine import ANNA, BEN, ORDER, Spine, running
@@ -75,6 +79,12 @@ async def under_way(db: Database, work: Callable[[Tx], object]):
         await holding
 
 
+def claim_of_one(spine: Spine) -> Callable[[Tx], object]:
+    """A claim of one task, as a replica makes it."""
+    ask, rules = Ask([Capacity(ANNA, frozenset([ORDER]), 1)]), spine.replica.rules
+    return lambda tx: claim(tx, ask, spine.replica.kinds, rules)
+
+
 def locked(db: Database, task_id: int):
     """Hold the lock of a task until the block ends."""
     return under_way(db, lambda tx: store.lock(tx, [task_id], waiting=True))
@@ -90,12 +100,12 @@ async def test_many_calls_share_a_commit(spine: Spine) -> None:
 async def test_a_group_is_bounded(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(committers, "GROUP_CALLS", 10)
     await asyncio.gather(*(spine.schedule(str(number)) for number in range(45)))
-    assert max(len(group.runs) for group in spine.committed) == 10
+    assert max(len(group.tasks[ORDER.kind]) for group in spine.committed) == 10
 
     spine.committed.clear()
     monkeypatch.setattr(committers, "GROUP_BYTES", 5_000)
     await asyncio.gather(*(spine.schedule(f"b{number}", payload="x" * 2000) for number in range(9)))
-    assert max(len(group.runs) for group in spine.committed) == 3
+    assert max(len(group.tasks[ORDER.kind]) for group in spine.committed) == 3
 
 
 async def test_a_call_that_the_database_cannot_take_fails_alone(spine: Spine) -> None:
@@ -117,14 +127,14 @@ async def test_halving_a_group_keeps_the_order_behind_an_undecided_call(
     decided: list[tuple[Hashable, int]] = []
     locked_once: list[int] = []
 
-    def run_group(tx: Tx, group: Sequence[Any], rules: RunRules, *, waiting: bool) -> GroupResult:
+    def run_group(tx: Tx, group: Sequence[Any], kinds: Kinds, rules: Rules, *, waiting: bool) -> GroupResult:
         if len(group) > 2:
             raise RuntimeError("this group cannot be taken as a whole")
         held_up = first.id if not locked_once else None
         locked_once.append(first.id)
         free = [call for call in group if call.entity != held_up]
-        decided.extend((call.entity, call.number) for call in free)
-        result = groups.run_group(tx, free, rules, waiting=waiting)
+        decided.extend((call.entity, call.frames[0].number) for call in free)
+        result = groups.run_group(tx, free, kinds, rules, waiting=waiting)
         answers = iter(result.answers)
         return replace(result, answers=[Undecided() if call.entity == held_up else next(answers) for call in group])
 
@@ -227,8 +237,8 @@ async def test_groups_and_management_calls_never_deadlock(spines: tuple[Spine, S
 
     async def manage(spine: Spine) -> None:
         for task in tasks:
-            await spine.db.run_tx(lambda tx, one=task.id: calls.pause(tx, one))  # type: ignore[misc]
-            await spine.db.run_tx(lambda tx, one=task.id: calls.resume(tx, one, 0))  # type: ignore[misc]
+            await spine.db.run_tx(lambda tx, one=task.id: tickets.pause(tx, one))  # type: ignore[misc]
+            await spine.db.run_tx(lambda tx, one=task.id: tickets.resume(tx, one, 0))  # type: ignore[misc]
 
     async def many(spine: Spine, ids: list[int]) -> None:
         def touch(tx: Tx) -> None:
@@ -258,7 +268,7 @@ async def test_a_wake_that_commits_while_a_release_waits_is_seen(spines: tuple[S
     async def wake() -> None:
         async with there.db._backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
             await connection.run_sync(
-                lambda tx: calls._change(tx, mine.id, lambda task, at: task.woken(at.now, task.reason, 0))
+                lambda tx: tickets.change(tx, mine.id, lambda task, at: task.woken(at.now, task.reason, 0))
             )
             loop.call_soon(has_it.set)
             await let_go.wait()
@@ -271,7 +281,7 @@ async def test_a_wake_that_commits_while_a_release_waits_is_seen(spines: tuple[S
     let_go.set()
     await waking
 
-    assert (await releasing).wake_again
+    assert (await releasing).verdict is Verdict.ACCEPTED
     assert (await there.claim_one(ANNA)).id == mine.id
 
 
@@ -280,11 +290,11 @@ async def test_two_replicas_claim_a_limited_handler_without_passing_its_limit(sp
     here, there = spines
     for number in range(60):
         await here.schedule(str(number))
-    await here.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=5))
+    await here.db.run_tx(lambda tx: limits.limit(tx, ORDER, concurrency=5))
 
     for _ in range(10):
         claims = await asyncio.gather(*(spine.claim(credits=4) for spine in (here, there) for _ in range(3)))
-        running = await here.db.run_tx(lambda tx: handlers.count_held(tx, [ORDER]))
+        running = await here.db.run_tx(lambda tx: limits.count_held(tx, [ORDER]))
         assert running.get(ORDER, 0) <= 5
         await asyncio.gather(*(here.finish(task) for claim in claims for task in claim))
 
@@ -296,11 +306,10 @@ async def test_a_pause_is_acknowledged_when_every_claim_before_it_has_ended(
 ) -> None:
     """Else a claim that has seen the handler before the pause would hand out its tasks after it."""
     here, there = spines
-    seats = [Seat(ANNA, frozenset([ORDER]), 1)]
 
-    async with under_way(there.db, lambda tx: claims.claim(tx, seats, RunRules(), patience=0)):
+    async with under_way(there.db, claim_of_one(there)):
         pausing = asyncio.create_task(
-            here.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=None, is_paused=True))
+            here.db.run_tx(lambda tx: limits.limit(tx, ORDER, concurrency=None, is_paused=True))
         )
         await postgres.wait_for_waiters(postgres_url, 1)
         assert not pausing.done()
@@ -316,7 +325,7 @@ async def test_a_claim_does_not_wait_for_a_pause_that_is_under_way_and_gets_noth
     here, there = spines
     await here.schedule()
 
-    async with under_way(there.db, lambda tx: handlers.limit(tx, ORDER, concurrency=None, is_paused=True)):
+    async with under_way(there.db, lambda tx: limits.limit(tx, ORDER, concurrency=None, is_paused=True)):
         claimed = await here.claim()
 
     assert claimed == []
@@ -324,9 +333,8 @@ async def test_a_claim_does_not_wait_for_a_pause_that_is_under_way_and_gets_noth
 
 async def test_a_worker_that_says_hello_again_does_not_wait_for_claims(spines: tuple[Spine, Spine]) -> None:
     here, there = spines
-    seats = [Seat(ANNA, frozenset([ORDER]), 1)]
 
-    async with under_way(there.db, lambda tx: claims.claim(tx, seats, RunRules(), patience=0)):
+    async with under_way(there.db, claim_of_one(there)):
         await here.register(ORDER)  # a lock that it waited for would refuse it
 
 
@@ -346,7 +354,7 @@ async def test_the_same_key_scheduled_by_two_replicas_at_once_is_stored_once(spi
     keys = [str(number) for number in range(50)]
 
     def schedule(spine: Spine, ordered: list[str]) -> list[object]:
-        return [spine.submit(calls.Schedule(NewTask(ORDER, key))) for key in ordered]
+        return [spine.submit(tickets.Schedule(NewTask(ORDER, key))) for key in ordered]
 
     results = await asyncio.gather(*schedule(here, keys), *schedule(there, keys[::-1]))
 
@@ -370,9 +378,8 @@ async def test_a_claim_keeps_others_from_nothing_that_it_does_not_take(spines: t
     here, there = spines
     for key, priority in (("oldest", 5), ("newer", 5), ("urgent", 0)):
         await here.schedule(key, priority=priority)
-    seats = [Seat(ANNA, frozenset([ORDER]), 1)]
 
-    async with under_way(there.db, lambda tx: claims.claim(tx, seats, RunRules(), patience=0)):
+    async with under_way(there.db, claim_of_one(there)):
         claimed = await here.claim(BEN)
 
     assert [task.key for task in claimed] == ["oldest"]
@@ -440,10 +447,10 @@ async def test_a_call_that_loses_again_and_again_is_decided_on_the_slow_lane(spi
 async def test_what_takes_a_group_too_long_is_done_in_parts(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Rule 13: a time limit is met by the whole, and by one call perhaps; its neighbours do not pay for that."""
 
-    def run_group(tx: Tx, group: Sequence[Any], rules: RunRules, *, waiting: bool) -> GroupResult:
+    def run_group(tx: Tx, group: Sequence[Any], kinds: Kinds, rules: Rules, *, waiting: bool) -> GroupResult:
         if len(group) > 2:
             raise TooSlow
-        return groups.run_group(tx, group, rules, waiting=waiting)
+        return groups.run_group(tx, group, kinds, rules, waiting=waiting)
 
     classify = spine.db._backend.classify
     as_seen = lambda error: Fault.TIMEOUT if isinstance(error, TooSlow) else classify(error)  # noqa: E731
@@ -459,9 +466,20 @@ async def test_callers_of_a_group_that_fails_have_a_refusal_each(spine: Spine, d
     """One exception that all of them raise would gather their tracebacks, and show each what the others did."""
     broken, _ = faulty(db, 0, group=Rates(error=1.0))
     async with running(Spine(broken)) as stumbling:
-        refused = [stumbling.committer.enqueue(calls.Schedule(NewTask(ORDER, str(number)))) for number in range(3)]
+        refused = [stumbling.committer.enqueue(tickets.Schedule(NewTask(ORDER, str(number)))) for number in range(3)]
         await asyncio.wait(refused)
 
     errors = [one.exception() for one in refused]
     assert {type(error) for error in errors} == {DatabaseUnavailable}
     assert len({id(error) for error in errors}) == 3
+
+
+async def test_the_id_of_a_finished_task_is_never_given_to_another(spine: Spine) -> None:
+    ids = []
+    for _ in range(3):
+        await spine.schedule()
+        task = await spine.claim_one()
+        ids.append(task.id)
+        await spine.finish(task)
+
+    assert len(set(ids)) == 3

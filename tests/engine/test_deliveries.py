@@ -17,9 +17,9 @@ import trustme
 from standardwebhooks import Webhook
 
 from stepwell_server.domain.hooks.addresses import IpAddress
+from stepwell_server.domain.hooks.webhooks import Completed, Delivery, DeliveryResult, Failed, Gone, Target
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import SECOND
-from stepwell_server.domain.hooks.webhooks import Completed, Delivery, DeliveryResult, Failed, Gone, Target
 from stepwell_server.engine.hooks.posts import Deliverer, DeliveryLimits, dial, new_secret, resolve
 from tests.support.receivers import Receiver, for_ever, http, raw, receiving, then_silence
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
-from stepwell_server.domain.values.errors import DatabaseUnavailable
 from stepwell_server.domain.spine.tasks import NewTask, Verdict
-from stepwell_server.engine.spine import calls as calls
+from stepwell_server.domain.values.errors import DatabaseUnavailable
 from stepwell_server.storage.database.database import Database
 from stepwell_server.storage.database.failpoints import AFTER_COMMIT, BEFORE_COMMIT
+from tests.support import tickets
 from tests.support.faults import Rates, faulty
 from tests.support.spine import ORDER, Spine, running
 
@@ -45,7 +45,7 @@ async def test_schedules_that_are_repeated_until_acknowledged_are_stored_once(db
     async def surely(spine: Spine, key: str) -> None:
         while True:
             try:
-                await spine.submit(calls.Schedule(NewTask(ORDER, key)))
+                await spine.submit(tickets.Schedule(NewTask(ORDER, key)))
             except DatabaseUnavailable:
                 continue
             return

@@ -10,13 +10,14 @@ from typing import Any
 
 import pytest
 
+from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import ServerBusy
-from stepwell_server.domain.workflows.runs import RunRules
 from stepwell_server.engine.spine import committer as committers
 from stepwell_server.engine.spine import inbox as inboxes
+from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.engine.spine.committer import Committer
-from stepwell_server.engine.spine.group import HotCall
-from stepwell_server.engine.spine.inbox import Inbox, SERVER, Sender, Waiting
+from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
+from stepwell_server.engine.spine.kinds import Kinds
 
 LOUD, QUIET, OTHER = Sender("a", "loud"), Sender("a", "quiet"), Sender("b", "other")
 
@@ -137,7 +138,7 @@ async def test_large_calls_make_room_for_a_small_one(monkeypatch: pytest.MonkeyP
 
 
 async def test_a_group_has_calls_of_every_sender_that_waits() -> None:
-    committer = Committer(None, RunRules(), lambda committed: None)  # type: ignore[arg-type]
+    committer = Committer(None, Kinds.of(), Rules(), lambda committed: None)  # type: ignore[arg-type]
     for number in range(2000):
         committer.enqueue(Numbered(number), LOUD)
     for sender in (QUIET, OTHER, SERVER):
@@ -151,7 +152,7 @@ async def test_a_group_has_calls_of_every_sender_that_waits() -> None:
 async def test_groups_are_small_while_namespaces_share_them_and_large_otherwise(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    committer = Committer(None, RunRules(), lambda committed: None)  # type: ignore[arg-type]
+    committer = Committer(None, Kinds.of(), Rules(), lambda committed: None)  # type: ignore[arg-type]
     for number in range(3000):
         committer.enqueue(Numbered(number), LOUD)
     assert len(committer._next_group()) == committers.GROUP_CALLS
@@ -168,7 +169,7 @@ async def test_groups_are_small_while_namespaces_share_them_and_large_otherwise(
 
 
 async def test_each_namespace_has_a_share_of_a_group_however_many_there_are() -> None:
-    committer = Committer(None, RunRules(), lambda committed: None)  # type: ignore[arg-type]
+    committer = Committer(None, Kinds.of(), Rules(), lambda committed: None)  # type: ignore[arg-type]
     for namespace in range(20):
         for number in range(100):
             committer.enqueue(Numbered(number), Sender(str(namespace), "one"))
@@ -180,7 +181,7 @@ async def test_each_namespace_has_a_share_of_a_group_however_many_there_are() ->
 
 
 async def test_large_calls_use_up_a_share_sooner() -> None:
-    committer = Committer(None, RunRules(), lambda committed: None)  # type: ignore[arg-type]
+    committer = Committer(None, Kinds.of(), Rules(), lambda committed: None)  # type: ignore[arg-type]
     for number in range(100):
         committer.enqueue(Numbered(number, 4 * committers.SHARE_BYTES), LOUD)
     committer.enqueue(Numbered(1), OTHER)

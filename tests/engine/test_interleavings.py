@@ -11,36 +11,21 @@ import asyncio
 import pytest
 from sqlalchemy import text
 
+from stepwell_server.domain.spine.frames import Body
+from stepwell_server.domain.spine.tasks import Stop, TaskStatus, Verdict
+from stepwell_server.domain.values.asked import NOT_ASKED
 from stepwell_server.domain.values.errors import (
     IdempotencyKeyReused,
     InstanceIdAlreadyExists,
     InstanceTerminal,
     RunSuperseded,
 )
-from stepwell_server.domain.spine.frames import Body
 from stepwell_server.domain.values.payloads import Payload
-from stepwell_server.domain.spine.tasks import Stop, TaskStatus, Verdict
 from stepwell_server.domain.values.times import HOUR
 from stepwell_server.domain.workflows.instances import InstanceStatus, NewEvent, StepStatus
-from stepwell_server.engine.spine.batches import Item
 from stepwell_server.engine.workflows.calls import Stored
-from tests.support.runs import (
-    ANNA,
-    BEN,
-    FINISH,
-    SUSPEND,
-    Engine,
-    Said,
-    before_statement,
-    done,
-    expects,
-    failed,
-    held_before_commit,
-    opens,
-    sleeps,
-    undecided,
-    until,
-)
+from tests.support.forcing import before_statement, held_before_commit, undecided
+from tests.support.runs import ANNA, BEN, FINISH, SUSPEND, Engine, Said, done, expects, failed, opens, sleeps, until
 
 # ---- 1: lock, then stamp, then read
 
@@ -74,7 +59,7 @@ async def test_a_wait_that_commits_while_an_event_is_on_its_way_is_woken(replica
 
     await sending
     (handed,) = await there.claim(BEN)
-    assert [(step.name, step.status) for step in handed.handed.resolved] == [("approval", StepStatus.COMPLETED)]
+    assert [(step.name, step.status) for step in handed.input.steps] == [("approval", StepStatus.COMPLETED)]
 
 
 async def test_an_event_that_commits_between_a_suspends_first_look_and_its_lock_is_seen(
@@ -106,7 +91,7 @@ async def test_time_is_read_after_the_last_lock(replicas: tuple[Engine, Engine])
     await here.say(mine, SUSPEND)
     await here.resume()
     (handed,) = await here.claim()
-    assert [(step.name, step.status) for step in handed.handed.resolved] == [("approval", StepStatus.ERRORED)]
+    assert [(step.name, step.status) for step in handed.input.steps] == [("approval", StepStatus.ERRORED)]
 
 
 # ---- 3: locked is not lost
@@ -162,7 +147,7 @@ async def test_locked_runs_hold_up_nobody_else(replicas: tuple[Engine, Engine], 
     here, there = replicas
     stuck = [await here.begin(ANNA, f"stuck-{number}") for number in range(count)]
     other = await here.begin(ANNA, "other")
-    events = [(NewEvent(here.key(one.handed.task.key), "go", None), Item("", b"")) for one in stuck]
+    events = [(NewEvent(here.key(one.task.key), "go", None), NOT_ASKED) for one in stuck]
 
     async with held_before_commit(there, there.workflows.send_events(events)):
         reporting = [asyncio.create_task(here.say(one, done("a"))) for one in stuck]
@@ -300,7 +285,7 @@ async def test_a_result_of_a_run_that_was_restarted_is_not_stored_in_the_next(en
     assert await engine.steps() == {}
     assert set(await engine.steps(run_number=0)) == {"a"}
     theirs = await engine.claim_one(BEN)
-    assert (theirs.handed.task.open_steps, theirs.handed.task.interruptions) == ("", 0)
+    assert (theirs.task.open_steps, theirs.task.interruptions) == ("", 0)
 
 
 async def test_a_restart_that_commits_while_a_result_waits_keeps_it_out(replicas: tuple[Engine, Engine]) -> None:

@@ -3,32 +3,38 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
 
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.leases import Held, LeaseTimes
+from stepwell_server.domain.spine.tasks import Task, TaskStatus
 from stepwell_server.domain.spine.wakes import ProcessOrder, WakeFilter
 from stepwell_server.domain.values.errors import DatabaseSlow, DatabaseUnavailable
-from stepwell_server.domain.spine.frames import Suspend
-from stepwell_server.domain.spine.leases import Held, LeaseTimes
-from stepwell_server.domain.spine.handlers import Handler, TaskKind
-from stepwell_server.domain.spine.tasks import Task, TaskStatus
 from stepwell_server.domain.values.times import SECOND
-from stepwell_server.engine.spine import claims, handout as dispatch
-from stepwell_server.engine.spine.claims import Claimed, MOST_ASKED
-from stepwell_server.engine.spine.committer import Committer
-from stepwell_server.engine.spine.handout import Dispatcher
-from stepwell_server.engine.spine.inbox import Sender
-from stepwell_server.engine.spine.local_workers import Delivery, Place
+from stepwell_server.domain.workflows.frames import Suspend
+from stepwell_server.engine.spine import claims
+from stepwell_server.engine.spine import handout as handouts
+from stepwell_server.engine.spine.assignments import Ask, Assignment, Capacity, Claimed
+from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.engine.spine.calls import Claim
-from stepwell_server.storage.workflows import runs as run_store
+from stepwell_server.engine.spine.claims import MOST_ASKED, claim
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.connections import Connection
+from stepwell_server.engine.spine.group import GroupResult
+from stepwell_server.engine.spine.handout import Handout
+from stepwell_server.engine.spine.inbox import Sender
+from stepwell_server.engine.spine.local_workers import LocalWorker
+from stepwell_server.storage.database.database import Fault, Tx, TxOptions
 from stepwell_server.storage.spine.claims import Served
-from stepwell_server.storage.database.database import Fault, Tx
+from stepwell_server.storage.workflows import runs as run_store
 from stepwell_server.storage.workflows.runs import RunRef
 from tests.support.faults import FaultyBackend, Rates
+from tests.support.forcing import held_before_commit
 from tests.support.patience import PATIENCE
-from tests.support.runs import ANNA, BEN, ORDER, Engine, background, done, held_before_commit, replicas_on, taken, until
+from tests.support.runs import ANNA, BEN, ORDER, Engine, Holding, background, done, replicas_on, taken, until
 from tests.support.spine import Spine
 
 ANY = ProcessOrder(WakeFilter("default", frozenset(), frozenset()), max_tasks=10, max_steps=0)
@@ -43,30 +49,41 @@ async def test_a_claim_whose_answer_was_lost_is_returned_and_made_again(
     """Rule 7: else it stays with a worker that never heard of it until its lease is over."""
     connection = await engine.connect(ANNA)
     await engine.create()
-    submit, fences = Committer.submit, []
+    fences = list[int]()
 
-    async def lose_the_first(committer: Committer, call: Any, *sender: Sender) -> Any:
-        answer = await submit(committer, call, *sender)
-        if isinstance(call, Claim) and not fences:
-            fences.append(answer.handed[0].task.fence)
+    async def lose_the_first(result: GroupResult) -> None:
+        fences.append(result.committed.assigned[0].task.fence)
+        if len(fences) == 1:
             raise DatabaseUnavailable("the answer was lost")
-        return answer
 
-    monkeypatch.setattr(Committer, "submit", lose_the_first)
-    async with background(engine.dispatcher.run()):
+    after_claims(monkeypatch, lose_the_first)
+    async with background(engine.handout.run()):
         connection.grant(1)
         (delivery,) = await taken(connection)
 
-    assert isinstance(delivery, Delivery)
-    assert delivery.held.fence > fences[0]
-    assert (delivery.handed.task.interruptions, connection.place.credits) == (0, 0)
+    assert isinstance(delivery, Assignment)
+    assert delivery.held.fence == fences[-1] > fences[0]
+    assert (delivery.task.interruptions, connection.worker.credits) == (0, 0)
+
+
+def after_claims(monkeypatch: pytest.MonkeyPatch, action: Callable[[GroupResult], Awaitable[None]]) -> None:
+    """Do this when a group with a claim is committed, before its replica hears of that."""
+    run = Committer._run
+
+    async def interrupted(committer: Committer, calls: Sequence[HotCall], options: TxOptions) -> GroupResult:
+        result = await run(committer, calls, options)
+        if any(isinstance(call, Claim) for call in calls):
+            await action(result)
+        return result
+
+    monkeypatch.setattr(Committer, "_run", interrupted)
 
 
 async def test_an_order_whose_claim_was_lost_leaves_its_worker_able_to_work(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 7: nothing else may ever happen on a server that moves work on request only."""
-    engine.dispatcher.close()  # it hands out nothing by itself
+    engine.handout.close()  # it hands out nothing by itself
     connection = await engine.connect(ANNA)
     connection.grant(1)
     await engine.create()
@@ -79,51 +96,80 @@ async def test_an_order_whose_claim_was_lost_leaves_its_worker_able_to_work(
         return await submit(committer, call, *sender)
 
     monkeypatch.setattr(Committer, "submit", lose_the_first)
-    async with background(engine.dispatcher.run()):
+    async with background(engine.handout.run()):
         await asyncio.sleep(0)  # it waits for something to happen
-        assert await engine.dispatcher.process(ANY) == []
+        assert await engine.handout.process(ANY) == []
         async with asyncio.timeout(PATIENCE):
-            while not connection.place.takes_more:
+            while not connection.worker.takes_more:
                 await asyncio.sleep(0.001)
-        assert len(await engine.dispatcher.process(ANY)) == 1
+        assert len(await engine.handout.process(ANY)) == 1
 
 
 async def test_what_is_on_its_way_to_a_worker_is_not_taken_for_lost(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 7: of two orders one is lost, while the other has claimed and not yet delivered."""
-    engine.dispatcher.close()
+    engine.handout.close()
     connection = await engine.connect(ANNA)
     await engine.create()
-    submit, claims, deliver = Committer.submit, [], asyncio.Event()
+    deliver = asyncio.Event()
+
+    async def wait(result: GroupResult) -> None:
+        await deliver.wait()
+
+    after_claims(monkeypatch, wait)
+    async with background(engine.handout.run()):
+        first = await lose_the_second_order(engine, connection, monkeypatch)
+        deliver.set()
+        await arrives(engine, connection, first)
+
+
+async def test_what_waits_for_its_input_is_not_taken_for_lost(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rule 7: what a worker must know of a run that has begun is read when the claim is committed."""
+    engine.handout.close()
+    await engine.say(await engine.begin(), done("a"), Suspend(yields=True))
+    connection = await engine.connect(ANNA)
+
+    async with background(engine.handout.run()):
+        async with engine.handout.deliveries._reading:
+            first = await lose_the_second_order(engine, connection, monkeypatch)
+        await arrives(engine, connection, first)
+
+
+async def lose_the_second_order(
+    engine: Engine, connection: Connection, monkeypatch: pytest.MonkeyPatch
+) -> asyncio.Task[list[Held]]:
+    """Two orders: the first has claimed, and the claim of the second is lost. Returns the first."""
+    submit, claims = Committer.submit, []
 
     async def lose_the_second(committer: Committer, call: Any, *sender: Sender) -> Any:
         if isinstance(call, Claim):
             claims.append(call)
             if len(claims) == 2:
                 raise DatabaseUnavailable("it did not answer")
-            answer = await submit(committer, call, *sender)
-            await deliver.wait()
-            return answer
         return await submit(committer, call, *sender)
 
     monkeypatch.setattr(Committer, "submit", lose_the_second)
-    async with background(engine.dispatcher.run()):
-        connection.grant(1)
-        first = engine.dispatcher.take_order(ANY)
-        while (await engine.live()).status is not TaskStatus.PROCESSING:
-            await asyncio.sleep(0)
-        connection.grant(1)
-        assert await engine.dispatcher.process(ANY) == []
-        await engine.get()  # time for somebody to return what seems to be lost
-        deliver.set()
-        (held,) = await first
-        async with asyncio.timeout(PATIENCE):
-            while connection.place.has_lost_claim:
-                await asyncio.sleep(0.001)
+    connection.grant(1)
+    first = engine.handout.take_order(ANY)
+    while (await engine.live()).status is not TaskStatus.PROCESSING:
+        await asyncio.sleep(0)
+    connection.grant(1)
+    assert await engine.handout.process(ANY) == []
+    await engine.get()  # time for somebody to return what seems to be lost
+    return first
+
+
+async def arrives(engine: Engine, connection: Connection, order: asyncio.Task[list[Held]]) -> None:
+    """What an order has claimed arrives at its worker, which can take more then."""
+    (held,) = await order
+    async with asyncio.timeout(PATIENCE):
+        while connection.worker.has_lost_claim:
+            await asyncio.sleep(0.001)
 
     task = await engine.live()
     assert (task.status, task.fence) == (TaskStatus.PROCESSING, held.fence)
+    assert list(connection.worker.held.values()) == [held]
 
 
 async def test_runs_whose_steps_take_too_long_to_read_hold_up_no_others(
@@ -145,9 +191,9 @@ async def test_runs_whose_steps_take_too_long_to_read_hold_up_no_others(
     connection = await engine.connect(ANNA)
     connection.grant(5)
     given: list[str] = []
-    async with background(engine.dispatcher.run()):
+    async with background(engine.handout.run()):
         while len(given) < 4:
-            given += [one.handed.task.key for one in await taken(connection) if isinstance(one, Delivery)]
+            given += [one.task.key for one in await taken(connection) if isinstance(one, Assignment)]
 
     assert sorted(given) == ["i0", "i1", "i3", "i4"]
 
@@ -163,11 +209,11 @@ async def test_a_newborn_whose_commit_seemed_to_fail_is_returned_and_claimed_aga
     engine.db._backend = backend
     born = await engine.live()
 
-    async with background(engine.dispatcher.run()):
+    async with background(engine.handout.run()):
         (delivery,) = await taken(connection)
 
-    assert isinstance(delivery, Delivery)
-    assert (delivery.held.task_id, delivery.handed.task.interruptions) == (born.id, 0)
+    assert isinstance(delivery, Assignment)
+    assert (delivery.held.task_id, delivery.task.interruptions) == (born.id, 0)
     assert delivery.held.fence > born.fence
 
 
@@ -182,8 +228,8 @@ async def test_a_newborn_whose_creator_went_away_is_delivered_all_the_same(postg
 
         (delivery,) = await taken(connection)
 
-    assert isinstance(delivery, Delivery)
-    assert connection.place.credits == 0
+    assert isinstance(delivery, Assignment)
+    assert connection.worker.credits == 0
 
 
 # ---- 7: what a replica that stood still would deliver
@@ -199,28 +245,25 @@ async def test_a_claim_that_took_too_long_is_not_delivered_to_a_worker_whose_tas
     database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 7: its lease has ended uncounted while the replica stood still, and another has the task."""
-    submit, theirs = Committer.submit, []
+    theirs: list[Assignment] = []
     async with replicas_on(database_url, times=IN_A_MOMENT) as (engine,):
+        replica, ask = engine.replica, Ask([Capacity(BEN, frozenset([ORDER]), 1)])
 
-        async def stand_still_after_it(committer: Committer, call: Any, *sender: Sender) -> Any:
-            answer = await submit(committer, call, *sender)
-            if isinstance(call, Claim) and not theirs:
-                theirs.append(answer)
-                await stand_still()
-                await engine.lose_worker()
-                theirs[:] = await engine.claim(BEN)
-            return answer
+        async def stand_still_after_it(result: GroupResult) -> None:
+            await stand_still()
+            await engine.lose_worker()
+            theirs.extend((await engine.db.run_tx(lambda tx: claim(tx, ask, replica.kinds, replica.rules))).assigned)
 
-        monkeypatch.setattr(Committer, "submit", stand_still_after_it)
+        after_claims(monkeypatch, stand_still_after_it)
         connection = await engine.connect(ANNA)
         await engine.create()
         connection.grant(1)
 
-        assert await engine.dispatcher.process(ANY) == []
+        assert await engine.handout.process(ANY) == []
 
-        (their,) = theirs
+        (their,) = map(Holding, theirs)
         await engine.say(their, done("a"))  # after what was given back
-        assert ([*connection.outbox], connection.place.held, connection.place.credits) == ([], {}, 1)
+        assert ([*connection.outbox], connection.worker.held, connection.worker.credits) == ([], {}, 1)
         task = await engine.live()
         assert (task.owner, task.fence, task.interruptions) == (BEN, their.held.fence, 0)
 
@@ -229,28 +272,43 @@ async def test_a_claim_that_took_too_long_is_returned_and_made_again(
     postgres_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 7: its commit waited, and nobody knows how much of the lease was over before."""
-    submit, fences = Committer.submit, []
+    fences = list[int]()
 
-    async def noted(committer: Committer, call: Any, *sender: Sender) -> Any:
-        answer = await submit(committer, call, *sender)
-        if isinstance(call, Claim):
-            fences.extend(one.task.fence for one in answer.handed)
-        return answer
+    async def note(result: GroupResult) -> None:
+        fences.extend(assignment.task.fence for assignment in result.committed.assigned)
 
-    monkeypatch.setattr(Committer, "submit", noted)
+    after_claims(monkeypatch, note)
     async with replicas_on(postgres_url, times=IN_A_MOMENT) as (engine,):
         connection = await engine.connect(ANNA)
         await engine.create()
         connection.grant(1)
-        async with background(engine.dispatcher.run()):
+        async with background(engine.handout.run()):
             async with held_before_commit(engine, taken(connection)) as taking:
                 await stand_still()
 
             (delivery,) = await taking
 
-    assert isinstance(delivery, Delivery)
-    assert (delivery.handed.task.interruptions, connection.place.credits) == (0, 0)
+    assert isinstance(delivery, Assignment)
+    assert (delivery.task.interruptions, connection.worker.credits) == (0, 0)
     assert delivery.held.fence == fences[-1] > fences[0]
+
+
+async def test_a_run_whose_steps_took_too_long_to_read_is_returned_and_claimed_again(database_url: str) -> None:
+    """Rule 7: its lease went on meanwhile."""
+    async with replicas_on(database_url, times=IN_A_MOMENT) as (engine,):
+        await engine.say(await engine.begin(), done("a"), Suspend(yields=True))
+        connection = await engine.connect(ANNA)
+        connection.grant(1)
+        async with background(engine.handout.run()):
+            async with engine.handout.deliveries._reading:
+                while (first := await engine.live()).status is not TaskStatus.PROCESSING:
+                    await asyncio.sleep(0)
+                await stand_still()
+            (delivery,) = await taken(connection)
+
+    assert isinstance(delivery, Assignment)
+    assert (delivery.task.interruptions, connection.worker.credits) == (0, 0)
+    assert delivery.held.fence > first.fence
 
 
 async def test_a_newborn_that_took_too_long_is_returned_and_claimed(postgres_url: str) -> None:
@@ -262,13 +320,13 @@ async def test_a_newborn_that_took_too_long_is_returned_and_claimed(postgres_url
             await stand_still()
         await engine.send()  # after what was given back
         born = await engine.live()
-        assert (born.status, [*connection.outbox], connection.place.held) == (TaskStatus.PENDING, [], {})
+        assert (born.status, [*connection.outbox], connection.worker.held) == (TaskStatus.PENDING, [], {})
 
-        async with background(engine.dispatcher.run()):
+        async with background(engine.handout.run()):
             (delivery,) = await taken(connection)
 
-    assert isinstance(delivery, Delivery)
-    assert (delivery.handed.task.interruptions, connection.place.credits) == (0, 0)
+    assert isinstance(delivery, Assignment)
+    assert (delivery.task.interruptions, connection.worker.credits) == (0, 0)
     assert delivery.held.fence > born.fence
 
 
@@ -277,18 +335,18 @@ async def test_a_newborn_that_took_too_long_is_returned_and_claimed(postgres_url
 
 @pytest.fixture
 def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A dispatcher that has long been refused what is due."""
-    monkeypatch.setattr(dispatch, "SHORTEST_PAUSE", 60.0)
+    """A hand-out that has long been refused what is due."""
+    monkeypatch.setattr(handouts, "SHORTEST_PAUSE", 60.0)
 
 
-def dispatcher_of(spine: Spine, *more: Handler) -> tuple[Dispatcher, Place]:
-    """A dispatcher by the real clock, and the place of a worker that hosts all of the names here."""
-    engine = spine.engine()
-    place = Place(ANNA, frozenset([ORDER, STUCK, *more]), lambda deliveries: None, lambda held, news: None)
-    dispatcher = Dispatcher(spine.committer, engine.bus, embedded=True)
-    dispatcher.enter(place)
-    dispatcher.grant(place, 2)
-    return dispatcher, place
+def entered(spine: Spine, *more: Handler) -> tuple[Handout, LocalWorker]:
+    """A hand-out by the real clock, and a worker of it that hosts all of the names here."""
+    worker = LocalWorker(ANNA, frozenset([ORDER, STUCK, *more]), lambda assignment: None, lambda held, news: None)
+    spine.replica.handout._embedded = True
+    handout = spine.replica.handout
+    handout.workers.enter(worker)
+    handout.workers.grant(worker, 2)
+    return handout, worker
 
 
 async def test_work_that_becomes_due_does_not_wait_for_work_that_nobody_gets(
@@ -298,12 +356,12 @@ async def test_work_that_becomes_due_does_not_wait_for_work_that_nobody_gets(
     lock_due = claims.lock_due
     monkeypatch.setattr(claims, "lock_due", lambda *asked: [one for one in lock_due(*asked) if one.handler != STUCK])
     await spine.register(STUCK)
-    dispatcher, place = dispatcher_of(spine)
+    handout, worker = entered(spine)
     await spine.schedule(handler=STUCK)
     await spine.schedule(run_at=await spine.now() + SECOND // 2)
 
-    async with background(dispatcher.run()):
-        await until(lambda: place.held)
+    async with background(handout.run()):
+        await until(lambda: worker.held)
 
 
 async def test_where_many_handlers_are_due_a_claim_asks_for_some_and_none_is_forgotten(
@@ -319,12 +377,12 @@ async def test_where_many_handlers_are_due_a_claim_asks_for_some_and_none_is_for
 
     monkeypatch.setattr(claims, "lock_due", note)
     await spine.register(*many)
-    dispatcher, place = dispatcher_of(spine, *many)
+    handout, worker = entered(spine, *many)
     await asyncio.gather(*(spine.schedule(handler=handler) for handler in many))
-    dispatcher.grant(place, len(many))
+    handout.workers.grant(worker, len(many))
 
-    async with background(dispatcher.run()):
-        await until(lambda: len(place.held) == MOST_ASKED)
+    async with background(handout.run()):
+        await until(lambda: len(worker.held) == MOST_ASKED)
 
     assert max(asked) <= MOST_ASKED
 
@@ -333,20 +391,20 @@ async def test_a_time_that_comes_while_a_claim_is_under_way_is_not_slept_through
     spine: Spine, monkeypatch: pytest.MonkeyPatch, long_pauses: None
 ) -> None:
     """Rule 10: a held run waits for it, and the claim gets nothing."""
-    dispatcher, place = dispatcher_of(spine)
+    handout, worker = entered(spine)
     await spine.schedule()
     mine, told = Held(12345, 1), list[Held]()
-    place.tell = lambda held, news: told.append(held)
+    worker.tell = lambda held, news: told.append(held)
     over = await spine.now() + SECOND // 4
-    dispatcher.hold(place, mine)
-    dispatcher.set_timer(place, mine, over)
+    handout.holders.hold(worker, mine)
+    handout.holders.set_timer(worker, mine, over)
 
     async def get_nothing(committer: Committer, call: Any, *sender: Sender) -> Claimed:
-        await until(lambda: dispatcher._bus.time.now() >= over)
+        await until(lambda: spine.replica.bus.time.now() >= over)
         return Claimed()
 
     monkeypatch.setattr(Committer, "submit", get_nothing)
-    async with background(dispatcher.run()):
+    async with background(handout.run()):
         await until(lambda: told)
 
     assert told == [mine]

@@ -7,20 +7,23 @@ from typing import Any
 
 import pytest
 
-from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, InvalidField
-from stepwell_server.domain.spine.frames import Body, RunNews, Suspend
+from stepwell_server.domain.spine.frames import Body
 from stepwell_server.domain.spine.leases import Held
-from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.spine.tasks import TaskStatus, Verdict
+from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, InvalidField
+from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.values.times import DAY, HOUR, MINUTE, SECOND
+from stepwell_server.domain.workflows.frames import News, Suspend
 from stepwell_server.domain.workflows.instances import InstanceStatus, Step, StepStatus
-from stepwell_server.engine.spine import connections, handout as dispatch
+from stepwell_server.engine.spine import handout as dispatch
+from stepwell_server.engine.spine import reports
+from stepwell_server.engine.spine.assignments import Assignment
+from stepwell_server.engine.spine.books import HotCall
+from stepwell_server.engine.spine.calls import ReportFrames
 from stepwell_server.engine.spine.committer import Committer
-from stepwell_server.engine.spine.group import HotCall
 from stepwell_server.engine.spine.inbox import Sender
-from stepwell_server.engine.spine.outbox import News
-from stepwell_server.engine.spine.local_workers import Delivery
-from stepwell_server.engine.workflows.calls import ReportFrames
+from stepwell_server.engine.spine.outbox import Told
+from stepwell_server.engine.workflows.book import RunInput
 from stepwell_server.storage.database.failpoints import AFTER_COMMIT
 from tests.support.faults import Rates, faulty
 from tests.support.runs import (
@@ -61,24 +64,25 @@ async def test_a_run_in_memory_is_gone_on_with_only_if_nobody_else_had_it(
     here, there = replicas
     connection, mine = await streamed(here)
     await connection.report(mine.held, mine.frames(done("s1"), sleeps("nap", HOUR), expects("event"), REMEMBER))
-    (suspended,) = [one for one in await taken(connection) if isinstance(one, News)]
+    (suspended,) = [one for one in await taken(connection) if isinstance(one, Told)]
     await there.send()
     if meanwhile:
         theirs = await there.claim_one(BEN)
         await there.say(theirs, done("s2"), SUSPEND)
         await here.advance(HOUR)
 
-    async with background(here.dispatcher.run()):
+    async with background(here.handout.run()):
         await here.sweep()
         connection.grant(1)
-        (delivery,) = [one for one in await taken(connection) if isinstance(one, Delivery)]
+        (delivery,) = [one for one in await taken(connection) if isinstance(one, Assignment)]
 
-    told = {step.name for step in delivery.steps}
+    assert isinstance(delivery.input, RunInput)
+    told = {step.name for step in delivery.input.steps}
     if meanwhile:
-        assert delivery.handed.known_revision == 0
+        assert delivery.input.known_revision == 0
         assert told == {"s1", "nap", "event", "s2"}
     else:
-        assert delivery.handed.known_revision == suspended.news.answers[-1].revision
+        assert delivery.input.known_revision == suspended.news.answers[-1].revision
         assert told == {"event"}
 
 
@@ -90,7 +94,7 @@ async def test_a_run_that_was_restarted_is_never_gone_on_with_from_memory(engine
 
     again = await engine.claim_one()
 
-    assert (again.handed.known_revision, again.handed.task.run_number) == (0, 1)
+    assert (again.input.known_revision, again.task.run_number) == (0, 1)
 
 
 async def test_every_replica_takes_every_frame_without_having_seen_those_before(
@@ -135,7 +139,7 @@ async def test_each_commit_of_a_run_has_a_revision_of_its_own(engine: Engine) ->
 async def test_a_wait_beside_a_body_that_executes_is_stored_at_once_and_ends_in_time(engine: Engine) -> None:
     """Rule 10: it would begin when the body ends, ten minutes late."""
     connection, mine = await streamed(engine)
-    async with background(engine.dispatcher.run()):
+    async with background(engine.handout.run()):
         await report(connection, mine, (BEGIN, opens("big", policy=HOURS_LONG)), sleeps("nap", SECOND))
         opened_at = await engine.now()
         assert (await engine.steps())["nap"].wake_at == opened_at + SECOND
@@ -152,7 +156,7 @@ async def test_a_wait_beside_a_body_that_executes_is_stored_at_once_and_ends_in_
 async def test_a_retry_beside_a_body_that_executes_comes_in_time(engine: Engine) -> None:
     """Rule 10: a step's delay is its own, whatever its siblings do."""
     connection, mine = await streamed(engine)
-    async with background(engine.dispatcher.run()):
+    async with background(engine.handout.run()):
         await report(connection, mine, (BEGIN, opens("big", policy=HOURS_LONG), opens("flaky")))
         await report(connection, mine, failed("flaky"))
         await engine.advance(10 * SECOND)
@@ -172,7 +176,7 @@ async def test_an_event_that_comes_elsewhere_while_a_body_executes_is_delivered(
 
     await there.send("go", '"yes"')
     if hinted:
-        here.dispatcher.look(there.committed[-1].told)
+        here.handout.holders.look(there.committed[-1].must_look)
     else:
         await connection.heartbeat(1, [mine.held])
     resolved: list[Step] = []
@@ -276,7 +280,7 @@ async def test_a_question_that_found_nothing_does_not_hide_what_another_found_an
     """Rules 10 and 15: two are on their way, the answer of the first is lost, and the second finds nothing more."""
     connection, mine = await streamed(engine)
     await report(connection, mine, expects("approval"))
-    enqueue, asked, answers = Committer.enqueue, [], [asyncio.Future[RunNews](), asyncio.Future[RunNews]()]
+    enqueue, asked, answers = Committer.enqueue, [], [asyncio.Future[News](), asyncio.Future[News]()]
 
     def hold_back_two(committer: Committer, call: HotCall, *sender: Sender) -> asyncio.Future[Any]:
         real = enqueue(committer, call, *sender)
@@ -288,8 +292,8 @@ async def test_a_question_that_found_nothing_does_not_hide_what_another_found_an
     monkeypatch.setattr(dispatch, "ASKED_AGAIN", 0.01)
     monkeypatch.setattr(Committer, "enqueue", hold_back_two)
     await engine.send()
-    engine.dispatcher.look([mine.held.task_id])
-    engine.dispatcher.look([mine.held.task_id])
+    engine.handout.holders.look([mine.held.task_id])
+    engine.handout.holders.look([mine.held.task_id])
     found, nothing = await asyncio.gather(*asked)
     assert (len(found.resolved), len(nothing.resolved)) == (1, 0)
 
@@ -321,7 +325,7 @@ async def test_a_frame_of_an_older_lease_is_never_taken_for_a_repetition(engine:
     theirs = await engine.claim_one(ANNA)  # the same worker, another lease
     await engine.say(theirs, done("c"))
 
-    old = ReportFrames(mine.held, ANNA.session_id, Holding(mine.handed).frames(done("z")))
+    old = ReportFrames(mine.held, ANNA.session_id, Holding(mine.assignment).frames(done("z")))
     assert (await engine.submit(old)).stale is not None
     assert set(await engine.steps()) == {"a", "b", "c"}
 
@@ -331,20 +335,20 @@ async def test_frames_over_a_stream_whose_commits_are_of_unknown_outcome_count_o
     database_url: str, seed: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 15: the stream keeps them and commits them again, until the database says that they are there."""
-    monkeypatch.setattr(connections, "SHORTEST_RETRY", 0.001)
+    monkeypatch.setattr(reports, "SHORTEST_RETRY", 0.001)
     async with replicas_on(database_url) as (healthy,):
         connection, mine = await streamed(healthy)
         db, backend = faulty(healthy.db, seed, group=Rates(error=0.1, execute_then_fail=0.4))
         broken = Engine(db)
         async with running(broken):
-            connection.committer = broken.committer
+            connection._link.committer = broken.committer
             for number in range(12):
                 await connection.report(mine.held, mine.frames(done(f"s{number}")))
                 await until(lambda: not broken.committer._inbox)
             await connection.report(mine.held, mine.frames(FINISH))
             answers: list[Verdict] = []
             while len(answers) < 13:
-                told = [one.news for one in await taken(connection) if isinstance(one, News)]
+                told = [one.news for one in await taken(connection) if isinstance(one, Told)]
                 assert not [one.stale for one in told if one.stale is not None]
                 answers += [answer.verdict for one in told for answer in one.answers]
 
@@ -375,7 +379,7 @@ async def test_a_gap_in_the_numbers_is_refused_and_nothing_after_it_is_taken(eng
 
     assert all(isinstance(answer.refusal, InvalidField) for answer in early.answers)
     news = await engine.submit(
-        ReportFrames(mine.held, ANNA.session_id, lost + Holding(mine.handed, 1).frames(done("b"), done("c")))
+        ReportFrames(mine.held, ANNA.session_id, lost + Holding(mine.assignment, 1).frames(done("b"), done("c")))
     )
     assert [answer.verdict for answer in news.answers] == [Verdict.ACCEPTED] * 3
 
@@ -383,10 +387,10 @@ async def test_a_gap_in_the_numbers_is_refused_and_nothing_after_it_is_taken(eng
 async def test_a_body_that_hangs_is_ended_by_the_server_and_its_worker_told(engine: Engine) -> None:
     """Rule 22: a worker whose user code hangs but whose loop heartbeats would never end the step."""
     connection, mine = await streamed(engine)
-    async with background(engine.dispatcher.run()):
+    async with background(engine.handout.run()):
         await report(connection, mine, (BEGIN, opens("hangs")))
         await engine.advance(10 * MINUTE)
-        (told,) = [one for one in await taken(connection) if isinstance(one, News)]
+        (told,) = [one for one in await taken(connection) if isinstance(one, Told)]
 
     assert told.news.timed_out == ("hangs",)
     step = (await engine.steps())["hangs"]
@@ -399,8 +403,8 @@ async def test_a_body_that_hangs_is_ended_by_the_server_and_its_worker_told(engi
 async def test_a_stream_is_told_nothing_when_there_is_nothing_to_tell(engine: Engine) -> None:
     """A look that finds nothing costs the worker no frame."""
     connection, mine = await streamed(engine)
-    engine.dispatcher.look([mine.held.task_id])
+    engine.handout.holders.look([mine.held.task_id])
     await connection.heartbeat(7, [Held(mine.held.task_id, mine.held.fence)])
     await until(lambda: connection.last_beat == 7)
 
-    assert not [one for one in await taken(connection) if isinstance(one, News)]
+    assert not [one for one in await taken(connection) if isinstance(one, Told)]

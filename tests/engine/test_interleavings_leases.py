@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from stepwell_server.domain.values.errors import LeaseLost, Superseded
 from stepwell_server.domain.spine.leases import Owner
-from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
 from stepwell_server.domain.spine.tasks import Reason, TaskStatus, Verdict
+from stepwell_server.domain.values.errors import LeaseLost, Superseded
+from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
 from stepwell_server.domain.values.times import DAY, HOUR, MINUTE, SECOND
 from stepwell_server.domain.workflows.instances import InstanceStatus, StepStatus
-from stepwell_server.engine.spine import calls as calls
-from stepwell_server.engine.spine.local_workers import Delivery
+from stepwell_server.engine.spine import calls
+from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.storage.spine import sessions
 from stepwell_server.storage.spine import tasks as store
 from tests.support.runs import (
@@ -71,7 +71,7 @@ async def test_what_a_replica_claimed_and_never_sent_goes_back_when_its_worker_s
 
     assert (await there.live("kept")).owner == connection.owner
     again = await there.claim_one(BEN)
-    assert (again.handed.task.key, again.handed.task.interruptions) == ("lost", 0)
+    assert (again.task.key, again.task.interruptions) == ("lost", 0)
     assert (await there.get("kept")).status is InstanceStatus.RUNNING
 
 
@@ -86,7 +86,7 @@ async def test_what_a_hello_does_not_name_counts_if_it_had_arrived(engine: Engin
     await engine.connect(ANNA)
     again = await engine.claim_one(BEN)
 
-    assert again.handed.task.interruptions == int(acked)
+    assert again.task.interruptions == int(acked)
 
 
 async def test_a_heartbeat_renews_what_it_names_and_nothing_else(engine: Engine) -> None:
@@ -94,9 +94,9 @@ async def test_a_heartbeat_renews_what_it_names_and_nothing_else(engine: Engine)
     connection = await engine.connect(ANNA)
     for name in ("known", "unknown"):
         await engine.create(name)
-    holdings = {one.handed.task.key: one for one in await engine.claim(connection.owner, 2)}
+    holdings = {one.task.key: one for one in await engine.claim(connection.owner, 2)}
     for one in holdings.values():
-        engine.dispatcher.hold(connection.place, one.held)
+        engine.handout.holders.hold(connection.worker, one.held)
 
     for _ in range(2):
         await connection.heartbeat(1, [holdings["known"].held])
@@ -106,7 +106,7 @@ async def test_a_heartbeat_renews_what_it_names_and_nothing_else(engine: Engine)
     assert await engine.sweep() == [holdings["unknown"].held.task_id]
     assert await lasts(engine, "known") > 20
     taken_over = await engine.claim_one(BEN)
-    assert (taken_over.handed.task.key, taken_over.handed.task.interruptions) == ("unknown", 0)
+    assert (taken_over.task.key, taken_over.task.interruptions) == ("unknown", 0)
 
 
 async def test_a_stale_lease_is_not_kept_by_a_hello_that_names_it(engine: Engine) -> None:
@@ -117,7 +117,7 @@ async def test_a_stale_lease_is_not_kept_by_a_hello_that_names_it(engine: Engine
 
     connection = await engine.connect(ANNA, [lost.held])
 
-    assert connection.place.held == {}
+    assert connection.worker.held == {}
     assert (await engine.live()).owner == theirs.owner
     assert (await engine.renew(lost, connection.owner)).verdict is Verdict.STALE
 
@@ -128,7 +128,7 @@ async def test_a_hello_takes_only_what_its_own_session_holds(engine: Engine) -> 
 
     connection = await engine.connect(BEN, [mine.held])
 
-    assert connection.place.held == {}
+    assert connection.worker.held == {}
     assert (await engine.live()).owner == ANNA
 
 
@@ -143,7 +143,7 @@ async def test_a_replica_that_notices_late_does_not_shorten_what_moved_to_anothe
     old = await here.connect(ANNA)
     await here.create()
     mine = await here.claim_one(old.owner)
-    here.dispatcher.hold(old.place, mine.held)
+    here.handout.holders.hold(old.worker, mine.held)
     await here.renew(mine)
 
     new = await there.connect(ANNA, [mine.held])
@@ -161,7 +161,7 @@ async def test_a_late_goodbye_of_an_old_stream_gives_nothing_away(replicas: tupl
     old = await here.connect(ANNA)
     await here.create()
     mine = await here.claim_one(old.owner)
-    here.dispatcher.hold(old.place, mine.held)
+    here.handout.holders.hold(old.worker, mine.held)
 
     await there.connect(ANNA, [mine.held])
     await here.workers.disconnect(old, goodbye=True)
@@ -175,7 +175,7 @@ async def test_a_stream_that_breaks_leaves_a_short_grace(engine: Engine) -> None
     connection = await engine.connect(ANNA)
     await engine.create()
     mine = await engine.claim_one(connection.owner)
-    engine.dispatcher.hold(connection.place, mine.held)
+    engine.handout.holders.hold(connection.worker, mine.held)
     await engine.renew(mine)
 
     await engine.workers.disconnect(connection, goodbye=False)
@@ -213,12 +213,12 @@ async def test_a_draining_replica_returns_what_it_never_sent_and_shortens_nothin
     connection = await engine.connect(ANNA)
     await engine.create("running")
     mine = await engine.claim_one(connection.owner)
-    engine.dispatcher.hold(connection.place, mine.held)
+    engine.handout.holders.hold(connection.worker, mine.held)
     await engine.renew(mine)
-    async with background(engine.dispatcher.run()):
+    async with background(engine.handout.run()):
         connection.grant(1)
         await engine.create("unsent")
-        await until(lambda: any(isinstance(one, Delivery) for one in connection.outbox))
+        await until(lambda: any(isinstance(one, Assignment) for one in connection.outbox))
 
     engine.workers.drain()
     await engine.workers.disconnect(connection, goodbye=False)
@@ -258,7 +258,7 @@ async def test_a_step_that_never_began_is_not_charged(engine: Engine) -> None:
     await engine.lose_worker()
     theirs = await engine.claim_one(BEN)
 
-    assert theirs.handed.task.interruptions == 0
+    assert theirs.task.interruptions == 0
     assert {name: step.attempts for name, step in (await engine.steps()).items()} == {"a": 1, "b": 1}
 
 
@@ -289,7 +289,7 @@ async def test_a_holder_that_is_lost_without_a_word_counts_if_it_had_the_task(en
     await engine.lose_worker()
     theirs = await engine.claim_one(BEN)
 
-    assert (theirs.handed.task.reason, theirs.handed.task.interruptions) == (Reason.TAKEOVER, int(acked))
+    assert (theirs.task.reason, theirs.task.interruptions) == (Reason.TAKEOVER, int(acked))
     await engine.say(theirs, done("a", 1 + acked))
     assert (await engine.live()).interruptions == 0
 
@@ -300,7 +300,7 @@ async def test_a_goodbye_counts_for_bodies_that_it_interrupts(engine: Engine, du
     connection = await engine.connect(ANNA)
     await engine.create()
     mine = await engine.claim_one(connection.owner)
-    engine.dispatcher.hold(connection.place, mine.held)
+    engine.handout.holders.hold(connection.worker, mine.held)
     await engine.say(mine, (BEGIN, opens("a")))
     if not during:
         await engine.say(mine, done("a"))
@@ -309,7 +309,7 @@ async def test_a_goodbye_counts_for_bodies_that_it_interrupts(engine: Engine, du
     theirs = await engine.claim_one(BEN)
 
     step = (await engine.steps())["a"]
-    assert (step.attempts, theirs.handed.task.interruptions) == (1, 0)
+    assert (step.attempts, theirs.task.interruptions) == (1, 0)
     assert step.status is (StepStatus.PENDING if during else StepStatus.COMPLETED)
 
 
@@ -321,7 +321,7 @@ async def test_a_stream_that_ends_right_after_an_arrival_counts_unless_it_says_g
     connection = await engine.connect(ANNA)
     await engine.create()
     mine = await engine.claim_one(connection.owner)
-    engine.dispatcher.hold(connection.place, mine.held)
+    engine.handout.holders.hold(connection.worker, mine.held)
     connection.acknowledge(mine.held)
 
     await engine.workers.disconnect(connection, goodbye=how == "goodbye")
@@ -329,7 +329,7 @@ async def test_a_stream_that_ends_right_after_an_arrival_counts_unless_it_says_g
     await engine.sweep()
 
     theirs = await engine.claim_one(BEN)
-    assert theirs.handed.task.interruptions == (0 if how == "goodbye" else 1)
+    assert theirs.task.interruptions == (0 if how == "goodbye" else 1)
 
 
 async def test_a_takeover_is_charged_once_though_the_claim_that_charges_is_lost_too(engine: Engine) -> None:
@@ -358,7 +358,7 @@ async def test_every_other_lease_is_left_alone_by_a_takeover(engine: Engine) -> 
 
     theirs = await engine.claim_one(BEN)
 
-    assert theirs.handed.task.key == "first"
+    assert theirs.task.key == "first"
     assert await engine.steps("second") == {}
     assert (await engine.say(second, done("a"))).stale is None
 
@@ -386,7 +386,7 @@ async def test_calls_about_one_run_in_one_group_see_each_other(engine: Engine) -
         engine.renew(acked),
         engine.send(to="acked"),
         engine.send(to="left"),
-        engine.submit(calls.Leave(held=left.held, owner=left.owner)),
+        engine.submit(calls.Leave(left.held, left.owner)),
         engine.send(to="left"),
     )
 
@@ -447,6 +447,6 @@ async def test_a_sleep_of_a_year_is_claimed_when_it_is_over_and_not_before(engin
     await engine.advance(1)
     again = await engine.claim_one()
 
-    assert [(one.name, one.status) for one in again.handed.resolved] == [("nap", StepStatus.COMPLETED)]
+    assert [(one.name, one.status) for one in again.input.steps] == [("nap", StepStatus.COMPLETED)]
     await engine.say(again, FINISH)
     assert (await engine.get()).status is InstanceStatus.COMPLETE

@@ -7,18 +7,19 @@ from typing import Any
 
 import pytest
 
-from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, StepwellError
-from stepwell_server.domain.spine.frames import Suspend
 from stepwell_server.domain.spine.leases import Held, LeaseTimes
+from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, StepwellError
 from stepwell_server.domain.values.times import HOUR, SECOND
-from stepwell_server.engine.spine import connections
+from stepwell_server.domain.workflows.frames import Suspend
+from stepwell_server.engine.spine import reports
+from stepwell_server.engine.spine.assignments import Assignment
+from stepwell_server.engine.spine.calls import Renew
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.connections import Connection
 from stepwell_server.engine.spine.inbox import Sender
-from stepwell_server.engine.spine.outbox import Beat, News
-from stepwell_server.engine.spine.local_workers import Delivery
-from stepwell_server.engine.spine.calls import Renew
+from stepwell_server.engine.spine.outbox import Beat, Told
 from tests.support.faults import FaultyBackend, Rates
+from tests.support.forcing import held_before_commit
 from tests.support.patience import PATIENCE
 from tests.support.runs import (
     ANNA,
@@ -27,7 +28,6 @@ from tests.support.runs import (
     background,
     done,
     expects,
-    held_before_commit,
     next_resolved,
     replicas_on,
     report,
@@ -60,10 +60,10 @@ async def test_a_replica_that_a_worker_has_left_ends_none_of_its_waits(replicas:
     moved = await there.connect(ANNA, [mine.held])
     await there.send()
 
-    here.dispatcher.look([mine.held.task_id])
-    while mine.held.task_id in connection.place.held:
+    here.handout.holders.look([mine.held.task_id])
+    while mine.held.task_id in connection.worker.held:
         await asyncio.sleep(0.001)
-    there.dispatcher.look([mine.held.task_id])
+    there.handout.holders.look([mine.held.task_id])
 
     assert [step.name for step in await next_resolved(moved)] == ["approval"]
 
@@ -73,12 +73,12 @@ async def test_a_wait_that_was_open_at_a_claim_ends_in_time_though_its_holder_sa
     connection, mine = await streamed(engine)
     suspended = await engine.say(mine, expects("approval"), sleeps("nap", SECOND), SUSPEND)
     assert suspended.answers[-1].released
-    engine.dispatcher.drop(connection.place, mine.held, ended=True)
-    async with background(engine.dispatcher.run()):
+    engine.handout.holders.drop(connection.worker, mine.held, ended=True)
+    async with background(engine.handout.run()):
         await engine.send()
         connection.grant(1)
         (delivery,) = await taken(connection)
-        assert isinstance(delivery, Delivery)
+        assert isinstance(delivery, Assignment)
 
         await engine.advance(SECOND)
         resolved = await next_resolved(connection)
@@ -89,13 +89,13 @@ async def test_a_wait_that_was_open_at_a_claim_ends_in_time_though_its_holder_sa
 async def test_a_worker_that_goes_on_reporting_while_the_database_is_away_is_not_read(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "LANES_BYTES", 1100)
+    monkeypatch.setattr(reports, "WAITING_BYTES", 1100)
     connection, mine = await streamed(engine)
     backend = engine.db._backend
     engine.db._backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
     for number in range(6):
         await connection.report(mine.held, mine.frames(done(f"s{number}")))
-        await until(lambda: connection._lanes)
+        await until(lambda: connection._reports._lanes)
     stuck = asyncio.create_task(connection.report(mine.held, mine.frames(done("one more"))))
     await asyncio.sleep(0)
     assert not stuck.done()
@@ -117,7 +117,7 @@ async def two_held(engine: Engine) -> tuple[Connection, Held, Held]:
     for instance_id in ("x", "y"):
         await engine.create(instance_id)
         held.append((await engine.claim_one(connection.owner)).held)
-        engine.dispatcher.hold(connection.place, held[-1])
+        engine.handout.holders.hold(connection.worker, held[-1])
     return connection, held[0], held[1]
 
 
@@ -143,7 +143,7 @@ async def told(connection: Connection) -> list[Held]:
         for message in await taken(connection):
             if isinstance(message, Beat):
                 return lost
-            if isinstance(message, News) and message.news.stale is not None:
+            if isinstance(message, Told) and message.news.stale is not None:
                 lost.append(message.held)
 
 
@@ -156,7 +156,7 @@ async def test_a_lease_whose_row_somebody_has_locked_is_lost_alone(postgres_url:
 
             assert await told(connection) == [locked]
 
-        assert (connection.last_beat, list(connection.place.held.values())) == (1, [other])
+        assert (connection.last_beat, list(connection.worker.held.values())) == (1, [other])
 
 
 async def test_a_lease_that_is_said_to_be_lost_is_not_kept_by_what_was_reported_before(postgres_url: str) -> None:
@@ -165,13 +165,13 @@ async def test_a_lease_that_is_said_to_be_lost_is_not_kept_by_what_was_reported_
         connection, mine = await streamed(here)
         await here.create("y")
         other = (await here.claim_one(connection.owner)).held
-        here.dispatcher.hold(connection.place, other)
+        here.handout.holders.hold(connection.worker, other)
         async with held_before_commit(there, there.send()):
             await connection.report(mine.held, mine.frames(done("charge")))
             await connection.heartbeat(1, [mine.held, other])
             assert await told(connection) == [mine.held]
 
-        await until(lambda: not connection._lanes)
+        await until(lambda: not connection._reports._lanes)
         assert list(await here.steps()) == ["charge"]
         assert await here.sweep() == [mine.held.task_id]
 
@@ -199,7 +199,7 @@ async def test_a_renewal_that_can_never_succeed_is_not_tried_again(
     await connection.heartbeat(1, [broken, other])
 
     assert await told(connection) == [broken]
-    assert list(connection.place.held.values()) == [other]
+    assert list(connection.worker.held.values()) == [other]
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["before the heartbeat", "during the heartbeat"])

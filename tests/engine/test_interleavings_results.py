@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from stepwell_server.domain.values.errors import InvalidField, LeaseLost, MaxStepsExceeded, StepTypeMismatch
-from stepwell_server.domain.spine.frames import StepDone, StepFailed
-from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
 from stepwell_server.domain.spine.tasks import Verdict
+from stepwell_server.domain.values.errors import InvalidField, LeaseLost, MaxStepsExceeded, StepTypeMismatch
+from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
 from stepwell_server.domain.values.times import MINUTE
+from stepwell_server.domain.workflows.frames import StepDone, StepFailed
 from stepwell_server.domain.workflows.instances import InstanceStatus, StepStatus
 from tests.support.runs import (
     BEGIN,
@@ -39,7 +39,7 @@ async def test_what_rests_on_an_execution_that_timed_out_is_not_applied(
     assert (await engine.get()).status is InstanceStatus.QUEUED
     assert (await engine.steps())["slow"].status is StepStatus.WAITING
     again = await engine.claim_one(BEN)
-    assert (again.handed.task.interruptions, (await engine.steps())["slow"].attempts) == (0, 1)
+    assert (again.task.interruptions, (await engine.steps())["slow"].attempts) == (0, 1)
 
 
 async def test_a_result_of_an_execution_that_timed_out_does_not_count(engine: Engine) -> None:

@@ -6,14 +6,15 @@ import asyncio
 
 import pytest
 
-from stepwell_server.domain.values.errors import LeaseLost, SessionHasStream, SessionNotRegistered
 from stepwell_server.domain.spine.leases import Owner
-from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.spine.tasks import Reason, TaskStatus, Verdict
+from stepwell_server.domain.values.errors import LeaseLost, SessionHasStream, SessionNotRegistered
+from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import HOUR, SECOND
-from stepwell_server.domain.workflows.instances import InstanceStatus, StepStatus
-from stepwell_server.engine.spine.local_workers import Delivery
+from stepwell_server.domain.workflows.instances import InstanceStatus, NewEvent, StepStatus
+from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.storage.spine.claims import STICKY
+from tests.support.forcing import held_before_commit
 from tests.support.runs import (
     ANNA,
     BEGIN,
@@ -29,7 +30,6 @@ from tests.support.runs import (
     done,
     expects,
     failed,
-    held_before_commit,
     hello,
     opens,
     sleeps,
@@ -47,10 +47,10 @@ async def test_a_newborn_is_claimed_at_birth_if_nothing_older_waits(engine: Engi
     instance = await engine.create()
 
     assert instance.status is InstanceStatus.RUNNING
-    (delivery,) = [one for one in await taken(connection) if isinstance(one, Delivery)]
-    assert delivery.handed.is_fresh and delivery.handed.task.owner == connection.owner
+    (delivery,) = [one for one in await taken(connection) if isinstance(one, Assignment)]
+    assert delivery.input is not None and delivery.holder == connection.owner
     assert (await engine.live()).fence == delivery.held.fence
-    assert connection.place.credits == 0
+    assert connection.worker.credits == 0
 
 
 async def test_a_newborn_does_not_overtake_what_waits(engine: Engine) -> None:
@@ -66,10 +66,10 @@ async def test_a_newborn_does_not_overtake_what_waits(engine: Engine) -> None:
     assert newest.status is InstanceStatus.QUEUED
 
     order = []
-    async with background(engine.dispatcher.run()):
+    async with background(engine.handout.run()):
         for _ in range(3):
-            (delivery,) = [one for one in await taken(connection) if isinstance(one, Delivery)]
-            order.append(delivery.handed.task.key)
+            (delivery,) = [one for one in await taken(connection) if isinstance(one, Assignment)]
+            order.append(delivery.task.key)
             connection.grant(1)
     assert order == ["resuming", "older", "newest"]
 
@@ -79,14 +79,14 @@ async def test_a_newborn_does_not_overtake_one_that_is_being_born(engine: Engine
     connection = await engine.connect(ANNA)
     first = asyncio.create_task(engine.create("first"))
     await asyncio.sleep(0)
-    while not engine.dispatcher._births[ORDER]:
+    while not engine.handout._births[ORDER]:
         await asyncio.sleep(0)
     connection.grant(1)
 
     second = await engine.create("second")
 
     assert (await first).status is second.status is InstanceStatus.QUEUED
-    assert [one.handed.task.key for one in await engine.claim()] == ["first"]
+    assert [one.task.key for one in await engine.claim()] == ["first"]
 
 
 async def test_a_birth_that_is_refused_gives_its_room_back(engine: Engine) -> None:
@@ -98,7 +98,7 @@ async def test_a_birth_that_is_refused_gives_its_room_back(engine: Engine) -> No
 
     again = await engine.create("x", "r1")
 
-    assert again.key.instance_id == "x" and connection.place.credits == 2
+    assert again.key.instance_id == "x" and connection.worker.credits == 2
     assert [*connection.outbox] == []
 
 
@@ -117,7 +117,7 @@ async def test_a_run_in_memory_is_left_to_its_worker_for_a_moment_and_never_long
     await engine.advance(1)
     (theirs,) = await engine.claim(BEN, patience=STICKY)
 
-    assert theirs.handed.known_revision == 0
+    assert theirs.input.known_revision == 0
 
 
 async def test_the_worker_that_has_it_in_memory_gets_it_at_once(engine: Engine) -> None:
@@ -128,8 +128,8 @@ async def test_the_worker_that_has_it_in_memory_gets_it_at_once(engine: Engine) 
 
     (again,) = await engine.claim(ANNA, patience=STICKY)
 
-    assert again.handed.known_revision == suspended.answers[-1].revision
-    assert [step.name for step in again.handed.resolved] == ["event"]
+    assert again.input.known_revision == suspended.answers[-1].revision
+    assert [step.name for step in again.input.steps] == ["event"]
 
 
 async def test_a_run_that_nobody_has_in_memory_is_anybodys_at_once(engine: Engine) -> None:
@@ -144,7 +144,7 @@ async def test_a_run_that_nobody_has_in_memory_is_anybodys_at_once(engine: Engin
     await engine.send(to="y")
     await engine.claim_one(ANNA)
     await engine.lose_worker()
-    assert {one.handed.task.key for one in await engine.claim(BEN, 2, patience=STICKY)} == {"x", "y"}
+    assert {one.task.key for one in await engine.claim(BEN, 2, patience=STICKY)} == {"x", "y"}
 
 
 # ---- 32: where a wait is decided
@@ -156,13 +156,13 @@ async def test_what_a_claim_decides_stays_decided(engine: Engine) -> None:
     await engine.say(mine, expects("event", timeout=HOUR), SUSPEND)
     await engine.advance(HOUR)
     timed_out = await engine.claim_one()
-    assert [step.status for step in timed_out.handed.resolved] == [StepStatus.ERRORED]
+    assert [step.status for step in timed_out.input.steps] == [StepStatus.ERRORED]
 
     await engine.send()
     await engine.lose_worker()
     theirs = await engine.claim_one(BEN)
 
-    assert theirs.handed.resolved == ()
+    assert [step.status for step in theirs.input.steps] == [StepStatus.ERRORED]
     step = (await engine.steps())["event"]
     assert step.status is StepStatus.ERRORED
     assert step.failure is not None and step.failure.name == "WaitForEventTimeoutError"
@@ -181,13 +181,14 @@ async def test_an_event_counts_by_when_it_was_stored_and_not_by_when_somebody_lo
     again = await engine.claim_one(BEN)
 
     expected = StepStatus.ERRORED if late else StepStatus.COMPLETED
-    assert [step.status for step in again.handed.resolved] == [expected]
+    assert [step.status for step in again.input.steps] == [expected]
 
 
 async def test_events_are_delivered_the_oldest_first_and_each_once(engine: Engine) -> None:
     """Rule 32: two waits, three events of one stamp; the order is that of their numbers."""
     mine = await engine.begin()
-    await asyncio.gather(*(engine.send("go", str(number)) for number in range(3)))
+    sent = [(NewEvent(engine.key(), "go", Payload(str(number))), asked()) for number in range(3)]
+    await engine.workflows.send_events(sent)
     await engine.say(mine, expects("first"))
     second = await engine.say(mine, expects("second"), expects("other", "else"))
 
@@ -207,7 +208,8 @@ async def test_one_event_is_not_delivered_by_two_replicas(replicas: tuple[Engine
     async with held_before_commit(here, here.claim_one()) as first:
         assert await there.claim(BEN) == []
 
-    assert [step.name for step in (await first).handed.resolved] == ["one"]
+    told = {step.name: step.status for step in (await first).input.steps}
+    assert told == {"one": StepStatus.COMPLETED, "two": StepStatus.WAITING}
     assert [event.consumed_by_step for event in await here.events()] == ["one"]
     assert (await here.steps())["two"].status is StepStatus.WAITING
 
@@ -243,13 +245,13 @@ async def test_a_wait_that_is_opened_again_after_it_ended_is_told_its_end(engine
 
 
 async def registered(engine: Engine, owner: Owner = ANNA) -> None:
-    await engine.workers.register(hello(owner.session_id))
+    await engine.worker_calls.register(hello(owner.session_id))
 
 
 async def claimed(engine: Engine, request_id: str = "", owner: Owner = ANNA, most: int = 5) -> list[Holding]:
     """What a unary claim gets."""
-    found = await engine.workers.claim("default", owner.session_id, most, 0, frozenset(), asked(request_id))
-    return [Holding(one.handed) for one in found]
+    found = await engine.worker_calls.claim("default", owner.session_id, most, 0, frozenset(), asked(request_id))
+    return [Holding(one) for one in found]
 
 
 async def test_a_claim_that_is_repeated_gets_what_is_still_held_and_nothing_new(engine: Engine) -> None:
@@ -260,13 +262,13 @@ async def test_a_claim_that_is_repeated_gets_what_is_still_held_and_nothing_new(
     first = await claimed(engine, "r1")
     await engine.create("d")
     finished, released, kept = first
-    await engine.workers.commit("default", ANNA.session_id, finished.held, finished.frames(FINISH))
-    await engine.workers.commit("default", ANNA.session_id, released.held, released.frames(sleeps("nap"), SUSPEND))
+    await engine.worker_calls.commit("default", ANNA.session_id, finished.held, finished.frames(FINISH))
+    await engine.worker_calls.commit("default", ANNA.session_id, released.held, released.frames(sleeps("nap"), SUSPEND))
 
     again = await claimed(engine, "r1")
 
     assert [one.held for one in again] == [kept.held]
-    assert {one.handed.task.key for one in await claimed(engine, "r2")} == {"d"}
+    assert {one.task.key for one in await claimed(engine, "r2")} == {"d"}
 
 
 async def test_a_session_with_a_stream_does_not_claim_by_call(engine: Engine) -> None:
@@ -289,7 +291,7 @@ async def test_a_worker_without_a_stream_keeps_its_task_by_renewing_it(engine: E
     (mine,) = await claimed(engine)
 
     for _ in range(3):
-        (answer,) = await engine.workers.renew("default", ANNA.session_id, [mine.held])
+        (answer,) = await engine.worker_calls.renew("default", ANNA.session_id, [mine.held])
         assert answer.verdict is Verdict.ACCEPTED
         await engine.pass_lease_time(29)
         assert await engine.sweep() == []
@@ -297,7 +299,7 @@ async def test_a_worker_without_a_stream_keeps_its_task_by_renewing_it(engine: E
 
     assert await engine.sweep() == [mine.held.task_id]
     with pytest.raises(LeaseLost):
-        await engine.workers.commit("default", ANNA.session_id, mine.held, mine.frames(FINISH))
+        await engine.worker_calls.commit("default", ANNA.session_id, mine.held, mine.frames(FINISH))
 
 
 async def test_the_frames_of_one_commit_are_one_batch(engine: Engine) -> None:
@@ -307,7 +309,7 @@ async def test_the_frames_of_one_commit_are_one_batch(engine: Engine) -> None:
     (mine,) = await claimed(engine)
     await engine.pause()
 
-    news = await engine.workers.commit("default", ANNA.session_id, mine.held, mine.frames(done("a"), FINISH))
+    news = await engine.worker_calls.commit("default", ANNA.session_id, mine.held, mine.frames(done("a"), FINISH))
 
     assert [answer.released for answer in news.answers] == [True, True]
     assert (await engine.get()).status is InstanceStatus.PAUSED
@@ -319,7 +321,7 @@ async def test_frames_of_another_session_do_not_count(engine: Engine) -> None:
     mine = await engine.begin(ANNA)
 
     with pytest.raises(LeaseLost):
-        await engine.workers.commit("default", BEN.session_id, mine.held, mine.frames(done("a")))
+        await engine.worker_calls.commit("default", BEN.session_id, mine.held, mine.frames(done("a")))
 
     assert await engine.steps() == {}
 
@@ -360,7 +362,7 @@ async def test_an_event_that_comes_around_a_pause_is_delivered_after_it(engine: 
     await engine.resume()
     again = await engine.claim_one()
 
-    assert again.handed.task.reason is Reason.RESUME
+    assert again.task.reason is Reason.RESUME
     step = (await engine.steps())["event"]
     assert (step.status, step.result) == (StepStatus.COMPLETED, Payload("1"))
 
@@ -380,7 +382,7 @@ async def test_a_wait_that_ends_while_the_run_is_paused_ends_at_its_own_time(eng
     again = await engine.claim_one()
 
     assert (task.status, task.run_at) == (TaskStatus.PENDING, await engine.now())
-    assert {(step.name, step.status) for step in again.handed.resolved} == {
+    assert {(step.name, step.status) for step in again.input.steps} == {
         ("nap", StepStatus.COMPLETED),
         ("flaky", StepStatus.PENDING),
     }

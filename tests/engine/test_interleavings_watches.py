@@ -4,24 +4,14 @@ from __future__ import annotations
 
 import asyncio
 
+from stepwell_server.domain.values.asked import NOT_ASKED
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import MINUTE
 from stepwell_server.domain.workflows.instances import Head, Instance, InstanceStatus, NewInstance
-from stepwell_server.engine.spine.batches import NO_ITEM
 from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
+from tests.support.forcing import held_before_commit
 from tests.support.patience import PATIENCE
-from tests.support.runs import (
-    BEGIN,
-    FINISH,
-    SUSPEND,
-    Engine,
-    background,
-    done,
-    held_before_commit,
-    opens,
-    sleeps,
-    until,
-)
+from tests.support.runs import BEGIN, FINISH, SUSPEND, Engine, background, done, opens, sleeps, until
 
 
 async def newest(engine: Engine, watcher: Watcher) -> dict[str, Instance]:
@@ -131,7 +121,7 @@ async def test_a_wait_for_the_end_is_answered_by_the_end(engine: Engine) -> None
     """Rule 27: by the commit itself, without a sweep and without asking again."""
     mine = await engine.begin()
     async with background(engine.watches.run()):
-        waiting = asyncio.create_task(engine.workflows.wait(engine.key(), MINUTE))
+        waiting = asyncio.create_task(engine.instances.wait(engine.key(), MINUTE))
         await engine.say(mine, done("a"))
         await engine.pause()
         await engine.resume()
@@ -162,7 +152,7 @@ async def test_a_watcher_that_has_no_room_costs_a_number_for_each_instance(
     names = [f"x{number}" for number in range(6)]
     for name in names:
         new = NewInstance(engine.key(name), Payload('"' + "x" * 1_000_000 + '"'))
-        await engine.workflows.create(new, NO_ITEM)
+        await engine.workflows.create(new, NOT_ASKED)
     watcher = await watching(engine, *names)
     for name in names:
         await engine.pause(name)
@@ -191,7 +181,7 @@ async def test_steps_that_changed_are_read_as_many_as_a_message_holds(engine: En
     instance = await engine.get()
     payload_bytes.clear()
 
-    reading = engine.workflows.changed_steps(instance, 0)
+    reading = engine.instances.changed_steps(instance, 0)
     seen = [await anext(reading)]
     assert sum(payload_bytes) <= MESSAGE_BYTES
     seen += [step async for step in reading]

@@ -8,23 +8,24 @@ from collections.abc import Awaitable, Callable
 import pytest
 from sqlalchemy import insert, select, update
 
-from stepwell_server.domain.values.errors import WorkflowNotFound
 from stepwell_server.domain.hooks.hooks import HookKey, NewHook
+from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.values.asked import NOT_ASKED
+from stepwell_server.domain.values.errors import WorkflowNotFound
 from stepwell_server.domain.values.pages import PageRequest
 from stepwell_server.domain.values.payloads import Payload
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.values.times import DAY, HOUR, Micros
 from stepwell_server.engine.hooks.hooks import Hooks
-from stepwell_server.engine.spine.batches import Intake, NO_ITEM
 from stepwell_server.engine.spine.loops.prune import forget_names
-from stepwell_server.storage.hooks import targets
-from stepwell_server.storage.spine import handlers, sessions
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.paging import PageTokens
+from stepwell_server.storage.hooks import targets
 from stepwell_server.storage.schema import handlers as table
 from stepwell_server.storage.schema import sessions as session_table
+from stepwell_server.storage.spine import handlers, limits, sessions
+from tests.support.forcing import before_statement, held_before_commit
 from tests.support.postgres import PostgresServer
-from tests.support.runs import ORDER, Engine, before_statement, held_before_commit
+from tests.support.runs import ORDER, Engine
 
 KEPT = 30 * DAY
 NOTE = Handler("default", TaskKind.HOOK, "note")
@@ -34,7 +35,7 @@ async def rounds_of_days(engine: Engine, days: int) -> None:
     """Days go by, in each of which names are looked at."""
     for _ in range(days):
         await engine.advance(DAY)
-        await forget_names(engine.db, KEPT)
+        await forget_names(engine.db, engine.replica.kinds, KEPT)
 
 
 async def grown_old(engine: Engine, by: Micros = KEPT + handlers.STALE + HOUR) -> None:
@@ -56,7 +57,7 @@ def forget_sessions(tx: Tx) -> None:
 
 async def named(engine: Engine) -> list[str]:
     """The workflows that are there."""
-    page = await engine.workflows.list_workflows("default", PageRequest())
+    page = await engine.instances.list_workflows("default", PageRequest())
     return [one.name for one in page.items]
 
 
@@ -97,7 +98,7 @@ async def test_a_name_that_is_hosted_stays_though_nobody_looked_for_months(engin
     await engine.connect()
 
     await grown_old(engine)
-    await forget_names(engine.db, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT)
 
     assert await named(engine) == ["order"]
 
@@ -108,13 +109,13 @@ async def test_that_a_name_is_in_use_is_written_once_a_day(engine: Engine) -> No
     written = await used_at(engine)
 
     await engine.advance(HOUR)
-    await forget_names(engine.db, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT)
     await engine.connect()
     await engine.create("y")
     assert await used_at(engine) == written
 
     await engine.advance(DAY)
-    await forget_names(engine.db, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT)
     assert await used_at(engine) == written + HOUR + DAY
 
 
@@ -133,11 +134,11 @@ async def ended(engine: Engine) -> None:
 
 
 async def limited(engine: Engine) -> None:
-    await engine.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=3))
+    await engine.db.run_tx(lambda tx: limits.limit(tx, ORDER, concurrency=3))
 
 
 async def paused(engine: Engine) -> None:
-    await engine.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=None, is_paused=True))
+    await engine.db.run_tx(lambda tx: limits.limit(tx, ORDER, concurrency=None, is_paused=True))
 
 
 @pytest.mark.parametrize("keep", [Engine.create, ended, limited, paused])
@@ -147,23 +148,23 @@ async def test_a_workflow_with_a_task_history_a_limit_or_a_pause_stays(
     await keep(engine)
 
     await grown_old(engine)
-    await forget_names(engine.db, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT)
 
     assert await named(engine) == ["order"]
 
 
 async def triggered(engine: Engine) -> None:
     new = NewHook(HookKey("default", "h1"), "note", Payload("{}"), "key")
-    await Hooks(engine.spine, Intake(engine.spine), PageTokens(b"k" * 32)).trigger([(new, NO_ITEM)])
+    await Hooks(engine.replica, engine.batches, PageTokens(b"k" * 32)).trigger([(new, NOT_ASKED)])
 
 
 async def aimed(engine: Engine) -> None:
     await engine.db.run_tx(lambda tx: targets.put(tx, "default", "note", "https://receiver.example.com/", ()))
-    await engine.db.run_tx(lambda tx: handlers.limit(tx, NOTE, concurrency=None))
+    await engine.db.run_tx(lambda tx: limits.limit(tx, NOTE, concurrency=None))
 
 
 async def asked_for(engine: Engine) -> None:
-    await engine.spine.registry.name(NOTE)
+    await engine.replica.registry.name(NOTE)
 
 
 @pytest.mark.parametrize(("keep", "stays"), [(triggered, True), (aimed, True), (asked_for, False)])
@@ -173,7 +174,7 @@ async def test_a_name_of_hooks_stays_with_a_hook_or_a_target(
     await keep(engine)
 
     await grown_old(engine)
-    await forget_names(engine.db, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT)
 
     assert await is_known(engine, NOTE) is stays
 
@@ -185,20 +186,20 @@ async def test_names_of_engine_events_and_of_newer_servers_stay(engine: Engine) 
     await engine.db.run_tx(lambda tx: tx.execute(insert(table).values(**row, **newer)))
 
     await grown_old(engine)
-    await forget_names(engine.db, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT)
 
     assert await is_known(engine, event)
     assert await engine.db.run_tx(lambda tx: tx.execute(table.select().where(table.c.kind == "newer")).all())
 
 
 async def test_every_name_is_looked_at_however_many_there_are(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell_server.engine.loops.prune.BATCH", 2)
+    monkeypatch.setattr("stepwell_server.engine.spine.loops.prune.BATCH", 2)
     many = [Registration(Handler("default", TaskKind.WORKFLOW, f"w{number}")) for number in range(7)]
     await engine.db.run_tx(lambda tx: handlers.register(tx, many))
     await engine.create()
 
     await grown_old(engine)
-    await forget_names(engine.db, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT)
 
     assert await named(engine) == ["order"]
 
@@ -214,8 +215,8 @@ async def is_known(engine: Engine, handler: Handler) -> bool:
 async def test_a_create_that_looked_a_name_up_before_it_would_be_forgotten_keeps_it(engine: Engine) -> None:
     await grown_old(engine)
 
-    await engine.spine.registry.use(ORDER)
-    await forget_names(engine.db, KEPT)
+    await engine.replica.registry.use(ORDER)
+    await forget_names(engine.db, engine.replica.kinds, KEPT)
     await engine.create()
 
     assert await named(engine) == ["order"]
@@ -226,13 +227,13 @@ async def test_a_name_that_is_forgotten_while_a_create_looks_it_up_is_refused(
 ) -> None:
     """It was there at the first look; the second, which keeps it, does not find it any more."""
     await grown_old(engine)
-    require = engine.spine.registry.require
+    require = engine.replica.registry.require
 
     async def require_and_forget(handler: Handler) -> None:
         await require(handler)
-        await forget_names(engine.db, KEPT)
+        await forget_names(engine.db, engine.replica.kinds, KEPT)
 
-    monkeypatch.setattr(engine.spine.registry, "require", require_and_forget)
+    monkeypatch.setattr(engine.replica.registry, "require", require_and_forget)
     with pytest.raises(WorkflowNotFound):
         await engine.create()
 
@@ -245,8 +246,8 @@ async def test_a_name_that_is_chosen_to_be_forgotten_stays_if_a_create_looks_it_
     here, there = replicas
     await grown_old(here)
 
-    with before_statement(here, "FOR UPDATE", lambda: there.spine.registry.use(ORDER)) as met:
-        await forget_names(here.db, KEPT)
+    with before_statement(here, "FOR UPDATE", lambda: there.replica.registry.use(ORDER)) as met:
+        await forget_names(here.db, here.replica.kinds, KEPT)
     await there.create()
 
     assert met and await named(here) == ["order"]
@@ -258,7 +259,7 @@ async def test_a_create_waits_for_the_verdict_about_its_name(
     here, there = replicas
     await grown_old(here)
 
-    async with held_before_commit(here, forget_names(here.db, KEPT), label="prune"):
+    async with held_before_commit(here, forget_names(here.db, here.replica.kinds, KEPT), label="prune"):
         creating = asyncio.create_task(there.create())
         await postgres.wait_for_waiters(postgres_url, 1)
 
@@ -274,7 +275,7 @@ async def test_a_name_that_is_in_use_at_this_moment_is_left_to_the_next_round(
     await grown_old(here)
 
     async with held_before_commit(there, there.connect(), label="call"):
-        await forget_names(here.db, KEPT)
+        await forget_names(here.db, here.replica.kinds, KEPT)
 
     assert await named(here) == ["order"]
 
@@ -285,7 +286,7 @@ async def test_a_worker_that_comes_while_its_name_is_forgotten_registers_it_anew
     here, there = replicas
     await grown_old(here)
 
-    async with held_before_commit(here, forget_names(here.db, KEPT), label="prune"):
+    async with held_before_commit(here, forget_names(here.db, here.replica.kinds, KEPT), label="prune"):
         coming = asyncio.create_task(there.connect())
         await postgres.wait_for_waiters(postgres_url, 1)
 
@@ -302,7 +303,7 @@ async def test_a_worker_that_comes_right_before_or_after_a_round_has_its_name(
 
     if worker_first:
         await visit(engine)
-    await forget_names(engine.db, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT)
     if not worker_first:
         assert await named(engine) == []
         await engine.connect()

@@ -10,13 +10,13 @@ import pytest
 from sqlalchemy import make_url, update
 
 from stepwell_server.domain.spine.tasks import NewTask
-from stepwell_server.engine.spine import calls as calls
-from stepwell_server.storage.spine import handlers, sessions
 from stepwell_server.storage import schema as tables
-from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.hints import CHANNEL, Hint, PostgresqlHints
+from stepwell_server.storage.spine import handlers, sessions
+from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.spine.sessions import Session
+from tests.support import tickets
 from tests.support.postgres import execute
 from tests.support.spine import ANNA, BEN, ORDER, Spine, sweep_of
 
@@ -54,7 +54,7 @@ async def test_what_a_newer_server_stores_stops_no_sweep_and_is_left_alone(besid
     await beside.tick()
     before = [row for row in await beside.rows() if row.kind == NEWER]
 
-    swept = await sweep_of(beside.engine()).once()
+    swept = await sweep_of(beside.replica).once()
 
     assert swept is not None
     assert [task.key for task in swept.lapsed] == ["mine"]
@@ -73,8 +73,8 @@ async def test_calls_do_not_meet_what_a_newer_server_stores(beside: Spine) -> No
         return [held, of_anna, locked, store.get(tx, theirs), store.lock(tx, theirs, waiting=True)]
 
     assert await beside.db.run_tx(look) == [["mine"], ["mine"], ["mine"], {}, {}]
-    assert not await beside.submit(calls.Wake(theirs[0], priority=0))
-    assert await beside.submit(calls.Schedule(NewTask(ORDER, "another"))) is not None
+    assert not await beside.submit(tickets.Wake(theirs[0], priority=0))
+    assert await beside.submit(tickets.Schedule(NewTask(ORDER, "another"))) is not None
     assert [task.key for task in await beside.claim(BEN, 5)] == ["another"]
 
 

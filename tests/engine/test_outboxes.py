@@ -6,14 +6,16 @@ import asyncio
 
 import pytest
 
-from stepwell_server.domain.spine.frames import RunNews
+from stepwell_server.domain.spine.frames import News
 from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.spine.tasks import TaskStatus
-from stepwell_server.engine.spine import connections, outbox
+from stepwell_server.domain.workflows.instances import Step
+from stepwell_server.engine.spine import connections, outbox, reports
+from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.connections import Connection
-from stepwell_server.engine.spine.outbox import Beat, Message, News, State
-from stepwell_server.engine.spine.local_workers import Delivery
+from stepwell_server.engine.spine.outbox import Beat, Message, State, Told
+from stepwell_server.engine.workflows.book import RunInput
 from tests.support.faults import FaultyBackend, Rates
 from tests.support.runs import ANNA, BEN, FINISH, Engine, Holding, background, done, streamed, taken, until
 
@@ -25,16 +27,22 @@ async def two_runs(engine: Engine) -> tuple[Connection, Holding, Holding]:
     connection, one = await streamed(engine)
     await engine.create("y")
     other = await engine.claim_one(connection.owner)
-    engine.dispatcher.hold(connection.place, other.held)
+    engine.handout.holders.hold(connection.worker, other.held)
     return connection, one, other
 
 
-async def next_state(connection: Connection) -> Delivery:
+async def next_state(connection: Connection) -> Assignment:
     """The state that comes next."""
     while True:
         for message in await taken(connection):
             if isinstance(message, State):
-                return message.delivery
+                return message.assignment
+
+
+def steps_of(assignment: Assignment) -> tuple[Step, ...]:
+    """The steps that a worker is told."""
+    assert isinstance(assignment.input, RunInput)
+    return assignment.input.steps
 
 
 def waiting(connection: Connection) -> list[type[Message]]:
@@ -58,12 +66,12 @@ async def test_a_state_contains_what_was_reported_before_it_was_asked_for(engine
     engine.db._backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
     await connection.report(mine.held, mine.frames(done("a")))
     await connection.need_state(mine.held)
-    await until(lambda: connection._lanes)
+    await until(lambda: connection._reports._lanes)
     engine.db._backend = backend
 
     state = await next_state(connection)
 
-    assert [step.name for step in state.steps] == ["a"]
+    assert [step.name for step in steps_of(state)] == ["a"]
 
 
 async def test_a_state_that_is_asked_for_again_while_it_is_read_is_sent_once(engine: Engine) -> None:
@@ -80,7 +88,7 @@ async def test_a_state_that_is_asked_for_again_while_it_is_read_is_sent_once(eng
 
 async def test_a_state_that_is_asked_for_after_a_report_contains_it_though_one_is_on_its_way(engine: Engine) -> None:
     connection, mine = await streamed(engine)
-    async with connection._reading:  # the first is as good as read
+    async with connection._reports._reading:  # the first is as good as read
         await connection.need_state(mine.held)
         await connection.report(mine.held, mine.frames(done("a")))
         for _ in range(3):
@@ -90,8 +98,8 @@ async def test_a_state_that_is_asked_for_after_a_report_contains_it_though_one_i
     await next_state(connection)
     second = await next_state(connection)
 
-    assert [step.name for step in second.steps] == ["a"]
-    assert connection._asked == {}
+    assert [step.name for step in steps_of(second)] == ["a"]
+    assert connection._reports._asked == {}
 
 
 async def test_a_state_that_was_never_sent_leaves_the_lease_to_its_worker(engine: Engine) -> None:
@@ -103,7 +111,7 @@ async def test_a_state_that_was_never_sent_leaves_the_lease_to_its_worker(engine
     await connection.lose()
     moved = await engine.connect(ANNA, held=[mine.held])
 
-    assert list(moved.place.held.values()) == [mine.held]
+    assert list(moved.worker.held.values()) == [mine.held]
 
 
 # ---- bounds
@@ -112,7 +120,7 @@ async def test_a_state_that_was_never_sent_leaves_the_lease_to_its_worker(engine
 async def test_states_are_read_one_at_a_time_when_there_is_room_for_them(engine: Engine) -> None:
     connection, one, other = await two_runs(engine)
     connection.outbox.most_bytes = 1
-    connection.send(Beat())
+    connection._link.send(Beat())
 
     for held in (one.held, other.held):
         await connection.need_state(held)
@@ -135,37 +143,37 @@ async def test_a_worker_that_does_not_read_is_given_no_more_tasks_and_others_are
     for instance_id in ("x", "y", "z"):
         await engine.create(instance_id)
 
-    async with background(engine.dispatcher.run()):
+    async with background(engine.handout.run()):
         lazy.grant(3)
-        await until(lambda: Delivery in waiting(lazy))
+        await until(lambda: Assignment in waiting(lazy))
         await settled(engine)
-        assert waiting(lazy) == [Delivery]
-        assert lazy.place.credits == 2, "credit is not lost"
+        assert waiting(lazy) == [Assignment]
+        assert lazy.worker.credits == 2, "credit is not lost"
         busy.grant(1)
-        assert [type(one) for one in await taken(busy)] == [Delivery]
+        assert [type(one) for one in await taken(busy)] == [Assignment]
 
         for _ in range(2):
-            assert [type(one) for one in await taken(lazy)] == [Delivery]
+            assert [type(one) for one in await taken(lazy)] == [Assignment]
 
     assert [(await engine.live(one)).status for one in ("x", "y", "z")] == [TaskStatus.PROCESSING] * 3
-    assert len(lazy.place.held) == 2
+    assert len(lazy.worker.held) == 2
 
 
 async def test_news_of_a_run_wait_until_its_worker_reads(engine: Engine) -> None:
     connection, mine = await streamed(engine)
-    connection.place.is_full = True
+    connection.worker.is_full = True
 
-    engine.dispatcher.look([mine.held.task_id])
+    engine.handout.holders.look([mine.held.task_id])
 
     assert not engine.committer._inbox
-    assert connection.place.unsure == {mine.held.task_id}
+    assert connection.worker.must_repeat == {mine.held.task_id}
 
 
 async def test_a_part_of_the_outbox_is_taken_at_a_time(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
     connection = await engine.connect(ANNA)
     monkeypatch.setattr(outbox, "PART_MESSAGES", 3)
 
-    connection.send(*[Beat()] * 4)
+    connection._link.send(*[Beat()] * 4)
 
     assert [len(await taken(connection)) for _ in range(2)] == [3, 1]
 
@@ -178,16 +186,21 @@ async def test_a_worker_has_no_more_tasks_than_it_can_name_in_a_heartbeat(
 
     connection.grant(3)
 
-    assert connection.place.credits == 1
+    assert connection.worker.credits == 1
 
 
 # ---- leases that are not held
 
 
+def idle_committer(engine: Engine) -> Committer:
+    """A committer that takes calls in and does nothing."""
+    return Committer(engine.db, engine.replica.kinds, engine.replica.rules, lambda committed: None)
+
+
 async def test_what_is_not_held_is_stale_at_once(engine: Engine) -> None:
     """Without a word to the database: a flood of it would keep others from being committed."""
     connection, mine = await streamed(engine)
-    connection.committer = Committer(engine.db, engine.committer.rules, lambda committed: None)  # it does nothing
+    connection.committer = idle_committer(engine)
 
     connection.acknowledge(STRANGE)
     await connection.need_state(STRANGE)
@@ -195,7 +208,7 @@ async def test_what_is_not_held_is_stale_at_once(engine: Engine) -> None:
 
     assert not connection.committer._inbox
     told = await taken(connection)
-    assert [one.held for one in told if isinstance(one, News) and one.news.stale] == [STRANGE] * 3
+    assert [one.held for one in told if isinstance(one, Told) and one.news.stale] == [STRANGE] * 3
     assert connection.last_beat == 1
     assert connection.holds(mine.held)
 
@@ -212,16 +225,16 @@ async def test_an_end_that_is_reported_again_through_another_stream_is_acknowled
     await moved.report(mine.held, end)
     (told,) = await taken(moved)
 
-    assert isinstance(told, News) and told.news.stale is None
+    assert isinstance(told, Told) and told.news.stale is None
     assert [answer.released for answer in told.news.answers] == [True]
 
 
 async def test_reports_of_what_is_not_held_wait_for_their_answers(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MOST_STRANGE", 5)
+    monkeypatch.setattr(reports, "MOST_STRANGE", 5)
     connection, mine = await streamed(engine)
-    idle = connection.committer = Committer(engine.db, engine.committer.rules, lambda committed: None)
+    idle = connection._link.committer = idle_committer(engine)
 
     async def flood() -> None:
         for number in range(1, 20):
@@ -231,7 +244,7 @@ async def test_reports_of_what_is_not_held_wait_for_their_answers(
     await settled(engine)
     assert len(idle._inbox) == 5
 
-    idle._inbox.take().settle(RunNews(stale=STRANGE.lost()))
+    idle._inbox.take().settle(News(stale=STRANGE.lost()))
     await settled(engine)
     assert len(idle._inbox) == 5
     flooding.cancel()

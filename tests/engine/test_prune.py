@@ -10,11 +10,12 @@ from sqlalchemy import Table, func, insert, select, update
 
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.values.times import DAY
+from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.engine.spine.loops import prune
-from stepwell_server.storage.spine import handlers, sessions
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.schema import handlers as handler_table
 from stepwell_server.storage.schema import requests
+from stepwell_server.storage.spine import handlers, sessions
 from tests.support.patience import PATIENCE
 from tests.support.runs import background
 
@@ -38,7 +39,7 @@ async def left_after_a_round(db: Database, table: Table, monkeypatch: pytest.Mon
     monkeypatch.setattr(prune, "INTERVAL", 0.0)
     monkeypatch.setattr(prune, "BATCH", 2)
     monkeypatch.setattr(sessions, "delete_gone", look)  # the end of a round
-    async with background(prune.prune(db, 30 * DAY)), asyncio.timeout(PATIENCE):
+    async with background(prune.prune(db, Kinds.of(), 30 * DAY)), asyncio.timeout(PATIENCE):
         await is_over.wait()
     return left[0]
 

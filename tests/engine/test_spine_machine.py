@@ -22,20 +22,20 @@ from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy import Row, delete, make_url, select
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
+from stepwell_server.domain.spine.frames import Body, Frame, News
 from stepwell_server.domain.spine.handlers import Handler, Registration
-from stepwell_server.domain.spine.tasks import BEGUN_PRIORITY, NewTask, Reason, Task, TaskStatus, Verdict
+from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
+from stepwell_server.domain.spine.tasks import BEGUN_PRIORITY, NewTask, Task, TaskStatus, Verdict
 from stepwell_server.domain.values.times import HOUR, MINUTE
-from stepwell_server.engine.spine import calls as calls
-from stepwell_server.engine.spine.claims import Claimed, Seat
-from stepwell_server.engine.spine.group import HotCall
-from stepwell_server.engine.spine.calls import Answer
+from stepwell_server.engine.spine import calls
+from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.storage import schema
 from stepwell_server.storage.database import migrate
-from stepwell_server.storage.spine import handlers, leases
 from stepwell_server.storage.database.clock import db_now, lease_now
 from stepwell_server.storage.database.database import READ, Tx
-from tests.support.spine import CHARGING, Spine, running
+from stepwell_server.storage.spine import handlers, leases, limits
+from tests.support import tickets
+from tests.support.spine import CHARGING, Spine, frame_answer, held, running
 from tests.support.spine_model import ACK_WINDOW, FREE, GRACE, LEASE, LIMIT, LIMITED, Model, Ticket
 
 SETTINGS = settings(  # the rest is the profile's: under CI, hypothesis's own is derandomized
@@ -55,7 +55,7 @@ owners = st.sampled_from(OWNERS)
 priorities = st.sampled_from([0, 5, 9])
 likely = st.sampled_from([True, True, False])
 back = st.sampled_from([0, 0, 0, 0, 1, 1, 2, 5])  # which lease a call is about, the living first: mostly the same one
-jumps = st.sampled_from([1, 1, 2, 0, -1])  # from the last frame to this one: next, skipping one, repeated, older
+jumps = st.sampled_from([1, 1, 1, 0, -1])  # from the last frame to this one: next, repeated, older
 
 
 # ---- the world: one database and one event loop for all examples of a test
@@ -90,10 +90,10 @@ class World:
         """As new, but for the numbers."""
 
         def work(tx: Tx) -> None:
-            for table in (schema.tasks, schema.workflow_steps, schema.handlers):
+            for table in (schema.tasks, schema.handlers):
                 tx.execute(delete(table))
             handlers.register(tx, map(Registration, HANDLERS))
-            handlers.limit(tx, LIMITED, concurrency=LIMIT)
+            limits.limit(tx, LIMITED, concurrency=LIMIT)
             leases.tick(tx, TIMES)
 
         self.runner.run(self.spine.db.run_tx(work))
@@ -101,7 +101,7 @@ class World:
     def look(self) -> Seen:
         def work(tx: Tx) -> Seen:
             now, lease = tx.execute(select(db_now(), lease_now())).one()
-            counted = {row.task_id: row.attempts for row in tx.execute(select(schema.workflow_steps))}
+            counted = Counter(task_id for task_id, *_ in self.spine.kind.charged)
             return Seen(now, lease, {row.id: row for row in tx.execute(select(schema.tasks))}, counted)
 
         return self.runner.run(self.spine.db.run_tx(work, READ))  # type: ignore[no-any-return]
@@ -145,25 +145,34 @@ class Move:
 
 def decide(move: Move, held: Held, claimer: Owner, model: Model, now: int) -> tuple[HotCall, Any]:
     """The call, and the answer that the model gives to it."""
-    by, number, priority = move.by or claimer, model.next_frame(held, move.jump), move.priority
+    by, number, priority = move.by or claimer, model.frame_number(held, move.jump), move.priority
+
+    def report(body: Body) -> HotCall:
+        return calls.ReportFrames(held, by.session_id, (Frame(number, body),))
+
     match move.kind:
         case "renew":
-            return calls.Renew(held=held, owner=by, times=TIMES), model.renew(held, by)
+            return calls.Renew(held, by, TIMES), model.renew(held, by)
         case "shorten":
-            return calls.Shorten(held=held, owner=by, times=TIMES), model.shorten(held, by)
+            return calls.Shorten(held, by, TIMES), model.shorten(held, by)
         case "give back":
-            return calls.GiveBack(held=held, owner=by), model.give_back(held, by)
+            return calls.GiveBack(held, by), model.give_back(held, by)
         case "advance":
             steps = CHARGING if move.due else ""
-            return calls.Advance(held=held, number=number, open_steps=steps), model.advance(held, number, steps)
+            return report(tickets.Advance(steps)), model.advance(held, by, number, steps)
         case "release":
             run_at = now if move.due else now + HOUR
-            call = calls.Release(held=held, number=number, run_at=run_at, reason=Reason.WAKE, priority=priority)
-            return call, model.release(held, number, due=move.due, priority=priority)
+            call = report(tickets.Release(run_at, priority=priority))
+            return call, model.release(held, by, number, due=move.due, priority=priority)
         case "finish":
-            return calls.Finish(held=held, number=number), model.finish(held, number)
+            return report(tickets.Finish()), model.finish(held, by, number)
         case _:
-            return calls.Wake(held.task_id, priority), model.wake(held.task_id, priority)
+            return tickets.Wake(held.task_id, priority), model.wake(held.task_id, priority)
+
+
+def answer_of(answer: Any, expected: Any) -> Any:
+    """The answer to a call; of a report that to its only frame."""
+    return frame_answer(answer, expected.number) if isinstance(answer, News) else answer
 
 
 def moves(*kinds: str) -> st.SearchStrategy[Move]:
@@ -198,10 +207,11 @@ class SpineMachine(stateful.RuleBasedStateMachine):
         """Let the model decide the moves one after the other, the spine all at once, and compare the answers."""
         leases = [self.lease(move.ago) for move in batch]
         decided = [decide(move, *one, self.model, self.seen.now) for move, one in zip(batch, leases, strict=True)]
-        answers = self.world.submit([call for call, _ in decided])
-        assert answers == [expected for _, expected in decided]
+        expected = [answer for _, answer in decided]
+        answers = [*map(answer_of, self.world.submit([call for call, _ in decided]), expected)]
+        assert answers == expected
         self.world.met.update(f"{move.kind} {getattr(one, 'verdict', one)}" for move, one in zip(batch, answers))  # noqa: B905
-        if all(isinstance(one, Answer) and one.verdict is not Verdict.ACCEPTED for one in answers):
+        if all(not isinstance(one, bool) and one.verdict is not Verdict.ACCEPTED for one in answers):
             assert self.world.look()[2:] == self.seen[2:], "a call that did not count changed something"
 
     @initialize(owner=owners, keys=st.sampled_from(["xyz", "xy", "x"]), credits=st.integers(1, 2))
@@ -215,7 +225,7 @@ class SpineMachine(stateful.RuleBasedStateMachine):
     @rule(handler=st.sampled_from(HANDLERS), key=st.sampled_from("xyz"), priority=priorities, due=st.booleans())
     def schedule(self, handler: Handler, key: str, priority: int, due: bool) -> None:
         run_at = None if due else self.seen.now + HOUR
-        (task,) = self.world.submit([calls.Schedule(NewTask(handler, key, run_at=run_at, priority=priority))])
+        (task,) = self.world.submit([tickets.Schedule(NewTask(handler, key, run_at=run_at, priority=priority))])
         assert (task is None) == any((one.handler, one.key) == (handler, key) for one in self.model.tickets.values())
         if task is not None:
             self.note_number(task.id)
@@ -235,14 +245,14 @@ class SpineMachine(stateful.RuleBasedStateMachine):
             due, free = self.model.claimable(handler, credits)
             turns += [(turn(place, one), one) for place, one in enumerate(sorted(due, key=urgency)[:free])]
         expected = [one for _, one in sorted(turns, key=lambda turned: turned[0])][:credits]
-        claimed: Claimed = self.world.submit([calls.Claim([Seat(owner, frozenset(hosted), credits)])])[0]
+        claimed = self.world.runner.run(self.world.spine.claim(owner, credits, *hosted))
 
-        assert [one.task.id for one in claimed.handed] == [one.id for one in expected]
+        assert [task.id for task in claimed] == [one.id for one in expected]
         self.world.met["claimed"] += len(expected)
-        for one in claimed.handed:
-            self.note_number(one.task.fence)
-            self.model.claim(one.task.id, one.task.fence, owner)
-            self.leases.append((Held(one.task.id, one.task.fence), owner))
+        for task in claimed:
+            self.note_number(task.fence)
+            self.model.claim(task.id, task.fence, owner)
+            self.leases.append((held(task), owner))
 
     @somebody_holds
     @rule(move=moves(*ABOUT_LEASES))
@@ -263,9 +273,9 @@ class SpineMachine(stateful.RuleBasedStateMachine):
         task_id = self.lease(ago)[0].task_id
         one = self.model.tickets.get(task_id)
         changes: dict[str, Callable[[Tx], Task | None]] = {
-            "pause": lambda tx: calls.pause(tx, task_id),
-            "resume": lambda tx: calls.resume(tx, task_id, priority),
-            "seize": lambda tx: calls.seize(tx, task_id),
+            "pause": lambda tx: tickets.pause(tx, task_id),
+            "resume": lambda tx: tickets.resume(tx, task_id, priority),
+            "seize": lambda tx: tickets.seize(tx, task_id),
         }
         task = self.world.runner.run(self.world.spine.db.run_tx(changes[action]))
         assert (task is None) == (one is None)
@@ -295,7 +305,7 @@ class SpineMachine(stateful.RuleBasedStateMachine):
         there = {task_id: stored(row, self.seen) for task_id, row in self.seen.rows.items()}
         assert there == {task_id: modelled(one, self.model.now) for task_id, one in self.model.tickets.items()}
 
-        counted = {task_id: 1 for task_id, one in self.model.tickets.items() if one.charged}
+        counted = {task_id: one.charged for task_id, one in self.model.tickets.items() if one.charged}
         assert {one: count for one, count in self.seen.counted.items() if one in self.seen.rows} == counted
 
     @invariant()

@@ -6,14 +6,14 @@ import asyncio
 
 import pytest
 
-from stepwell_server.domain.spine.leases import Owner
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.leases import Owner
 from stepwell_server.domain.spine.tasks import BEGUN_PRIORITY, NewTask, Reason, Stop, TaskStatus, Verdict
 from stepwell_server.domain.values.times import HOUR, SECOND
-from stepwell_server.engine.spine import calls as calls
-from stepwell_server.engine.spine.claims import Seat
-from stepwell_server.storage.spine import handlers, leases
+from stepwell_server.engine.spine import calls
+from stepwell_server.storage.spine import leases, limits
 from stepwell_server.storage.spine import tasks as store
+from tests.support import tickets
 from tests.support.spine import ANNA, BEN, CHARGING, ORDER, Spine, held
 
 
@@ -43,7 +43,7 @@ async def test_a_task_is_not_handed_out_before_its_time(spine: Spine) -> None:
 async def test_one_key_has_one_task(spine: Spine) -> None:
     await spine.schedule("same")
 
-    again = await asyncio.gather(*(spine.submit(calls.Schedule(NewTask(ORDER, "same"))) for _ in range(5)))
+    again = await asyncio.gather(*(spine.submit(tickets.Schedule(NewTask(ORDER, "same"))) for _ in range(5)))
 
     assert again == [None] * 5
     assert len(await spine.rows()) == 1
@@ -105,10 +105,10 @@ async def test_a_silent_worker_loses_its_task_to_a_living_one(spine: Spine) -> N
 
     await spine.pass_lease_time(31)
     (returned,) = await spine.sweep()
-    assert (returned.reason, returned.open_steps, await spine.counted(mine.id)) == (Reason.TAKEOVER, CHARGING, {})
+    assert (returned.reason, returned.open_steps, spine.counted(mine.id)) == (Reason.TAKEOVER, CHARGING, {})
     theirs = await spine.claim_one(BEN)
 
-    assert (theirs.open_steps, await spine.counted(mine.id)) == ("", {"charge": 1})
+    assert (theirs.open_steps, spine.counted(mine.id)) == ("", {"charge": 1})
     assert (await spine.advance(mine, 2)).verdict is Verdict.STALE
     assert (await spine.finish(theirs)).verdict is Verdict.ACCEPTED
     assert await spine.rows() == []
@@ -169,7 +169,7 @@ async def test_a_released_task_comes_back_at_its_time(spine: Spine) -> None:
     await spine.release(mine, run_at=await spine.now() + HOUR)
     assert await spine.claim() == []
 
-    await spine.submit(calls.Wake(mine.id, priority=0))
+    await spine.submit(tickets.Wake(mine.id, priority=0))
     again = await spine.claim_one()
     assert (again.reason, again.frame_number) == (Reason.WAKE, 0)
     assert again.revision > mine.revision
@@ -178,7 +178,7 @@ async def test_a_released_task_comes_back_at_its_time(spine: Spine) -> None:
 async def test_what_comes_while_a_task_is_held_is_not_lost(spine: Spine) -> None:
     await spine.schedule()
     mine = await spine.claim_one()
-    await spine.submit(calls.Wake(mine.id, priority=0))
+    await spine.submit(tickets.Wake(mine.id, priority=0))
     assert (await spine.renew(mine)).wake_again
 
     await spine.release(mine, run_at=await spine.now() + HOUR)
@@ -189,7 +189,7 @@ async def test_what_comes_while_a_task_is_held_is_not_lost(spine: Spine) -> None
 async def test_a_task_is_not_deleted_while_more_waits_on_its_key(spine: Spine) -> None:
     await spine.schedule()
     mine = await spine.claim_one()
-    await spine.submit(calls.Wake(mine.id, priority=0))
+    await spine.submit(tickets.Wake(mine.id, priority=0))
 
     assert (await spine.finish(mine)).verdict is Verdict.ACCEPTED
 
@@ -226,14 +226,10 @@ async def test_frames_of_one_task_in_one_group_are_applied_in_order(spine: Spine
     await spine.schedule()
     mine = await spine.claim_one()
     later = await spine.now() + HOUR
-    frames = [
-        calls.Advance(held=held(mine), number=1, open_steps=CHARGING),
-        calls.Advance(held=held(mine), number=2),
-        calls.Release(held=held(mine), number=3, run_at=later, reason=Reason.WAKE, priority=0),
-        calls.Advance(held=held(mine), number=4),
-    ]
 
-    answers = await asyncio.gather(*map(spine.submit, frames))
+    answers = await asyncio.gather(
+        spine.advance(mine, 1, CHARGING), spine.advance(mine, 2), spine.release(mine, 3, later), spine.advance(mine, 4)
+    )
 
     assert [one.verdict for one in answers] == [*[Verdict.ACCEPTED] * 3, Verdict.STALE]
     stored = await spine.read(mine.id)
@@ -260,7 +256,7 @@ async def test_a_seized_task_is_out_of_its_holders_hands_at_once(spine: Spine) -
     await spine.schedule()
     mine = await spine.claim_one()
 
-    await spine.db.run_tx(lambda tx: calls.seize(tx, mine.id))
+    await spine.db.run_tx(lambda tx: tickets.seize(tx, mine.id))
 
     assert (await spine.advance(mine)).verdict is Verdict.STALE
     assert (await spine.claim_one(BEN)).id == mine.id
@@ -268,12 +264,12 @@ async def test_a_seized_task_is_out_of_its_holders_hands_at_once(spine: Spine) -
 
 async def test_a_paused_task_is_parked_and_a_resumed_one_is_due(spine: Spine) -> None:
     task = await spine.schedule()
-    await spine.db.run_tx(lambda tx: calls.pause(tx, task.id))
+    await spine.db.run_tx(lambda tx: tickets.pause(tx, task.id))
     assert await spine.claim() == []
-    await spine.submit(calls.Wake(task.id, priority=0))
+    await spine.submit(tickets.Wake(task.id, priority=0))
     assert await spine.claim() == []
 
-    await spine.db.run_tx(lambda tx: calls.resume(tx, task.id, 0))
+    await spine.db.run_tx(lambda tx: tickets.resume(tx, task.id, 0))
 
     assert (await spine.claim_one()).reason is Reason.RESUME
 
@@ -281,7 +277,7 @@ async def test_a_paused_task_is_parked_and_a_resumed_one_is_due(spine: Spine) ->
 async def test_a_pause_of_a_held_task_waits_for_the_next_frame_and_is_told_by_every_answer(spine: Spine) -> None:
     await spine.schedule()
     mine = await spine.claim_one()
-    await spine.db.run_tx(lambda tx: calls.pause(tx, mine.id))
+    await spine.db.run_tx(lambda tx: tickets.pause(tx, mine.id))
 
     assert (await spine.renew(mine)).stop is Stop.PAUSE
     assert (await spine.advance(mine, 1)).stop is Stop.PAUSE
@@ -294,8 +290,8 @@ async def test_a_pause_of_a_held_task_waits_for_the_next_frame_and_is_told_by_ev
 async def test_a_pause_that_is_withdrawn_in_time_has_no_effect(spine: Spine) -> None:
     await spine.schedule()
     mine = await spine.claim_one()
-    await spine.db.run_tx(lambda tx: calls.pause(tx, mine.id))
-    await spine.db.run_tx(lambda tx: calls.resume(tx, mine.id, 0))
+    await spine.db.run_tx(lambda tx: tickets.pause(tx, mine.id))
+    await spine.db.run_tx(lambda tx: tickets.resume(tx, mine.id, 0))
 
     assert (await spine.advance(mine)).stop is Stop.NONE
 
@@ -307,14 +303,14 @@ async def test_only_the_connection_that_broke_shortens_and_only_what_it_still_ha
     await spine.renew(mine, newer)
     before = await spine.read(mine.id)
 
-    late = await spine.submit(calls.Shorten(held=held(mine), owner=ANNA, times=spine.times))
-    returned = await spine.submit(calls.GiveBack(held=held(mine), owner=ANNA))
+    late = await spine.submit(calls.Shorten(held(mine), ANNA, spine.times))
+    returned = await spine.submit(calls.GiveBack(held(mine), ANNA))
     renewed = await spine.renew(mine, ANNA)
 
     assert {late.verdict, returned.verdict, renewed.verdict} == {Verdict.STALE}
     assert await spine.read(mine.id) == before
 
-    await spine.submit(calls.Shorten(held=held(mine), owner=newer, times=spine.times))
+    await spine.submit(calls.Shorten(held(mine), newer, spine.times))
     await spine.pass_lease_time(6)
     assert [task.id for task in await spine.sweep()] == [mine.id]
 
@@ -323,7 +319,7 @@ async def test_what_was_never_delivered_goes_back_uncounted(spine: Spine) -> Non
     before = await spine.schedule()
     mine = await spine.claim_one(ANNA)
 
-    await spine.submit(calls.GiveBack(held=held(mine), owner=ANNA))
+    await spine.submit(calls.GiveBack(held(mine), ANNA))
 
     again = await spine.claim_one(BEN)
     assert (again.reason, again.interruptions, again.run_at) == (Reason.RUN, 0, before.run_at)
@@ -386,7 +382,7 @@ async def test_a_limit_holds_however_many_claim_at_once(spine: Spine) -> None:
     await spine.register(limited)
     for number in range(20):
         await spine.schedule(str(number), handler=limited, priority=number % 3)
-    await spine.db.run_tx(lambda tx: handlers.limit(tx, limited, concurrency=3))
+    await spine.db.run_tx(lambda tx: limits.limit(tx, limited, concurrency=3))
 
     owners = [Owner(f"{n:032x}", 1) for n in range(10)]
     claims = await asyncio.gather(*(spine.claim(owner, 2, limited) for owner in owners))
@@ -401,7 +397,7 @@ async def test_a_lapsed_task_counts_against_the_limit_until_another_has_it(spine
     await spine.register(limited)
     for number in range(3):
         await spine.schedule(str(number), handler=limited)
-    await spine.db.run_tx(lambda tx: handlers.limit(tx, limited, concurrency=1))
+    await spine.db.run_tx(lambda tx: limits.limit(tx, limited, concurrency=1))
     assert len(await spine.claim(ANNA, 5, limited)) == 1
 
     await spine.pass_lease_time(60)
@@ -411,13 +407,13 @@ async def test_a_lapsed_task_counts_against_the_limit_until_another_has_it(spine
 
 async def test_a_paused_handler_gives_nothing_and_its_tasks_are_not_touched(spine: Spine) -> None:
     await spine.schedule()
-    await spine.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=None, is_paused=True))
+    await spine.db.run_tx(lambda tx: limits.limit(tx, ORDER, concurrency=None, is_paused=True))
     before = await spine.rows()
 
     assert await spine.claim() == []
     assert await spine.rows() == before
 
-    await spine.db.run_tx(lambda tx: handlers.limit(tx, ORDER, concurrency=None))
+    await spine.db.run_tx(lambda tx: limits.limit(tx, ORDER, concurrency=None))
     assert len(await spine.claim()) == 1
 
 
@@ -431,11 +427,10 @@ async def test_a_backlog_keeps_no_other_handler_waiting(spine: Spine) -> None:
         await spine.schedule(f"first of {handler.name}", handler=handler)
         await spine.schedule(f"second of {handler.name}", handler=handler)
     await spine.schedule("begun", priority=BEGUN_PRIORITY)
-    seat = Seat(ANNA, frozenset([ORDER, calm, calmer]), 7)
 
-    claimed = await spine.submit(calls.Claim([seat]))
+    claimed = await spine.claim(ANNA, 7, ORDER, calm, calmer)
 
-    assert {one.task.key for one in claimed.handed} == {
+    assert {task.key for task in claimed} == {
         "begun",
         *("crowd 0", "first of calm", "first of calmer"),
         *("crowd 1", "second of calm", "second of calmer"),
@@ -450,24 +445,22 @@ async def test_no_more_is_claimed_than_there_is_credit_for(spine: Spine, credits
         await spine.schedule(str(number), priority=number % 3)
         await spine.schedule(str(number), priority=number % 3, handler=other)
 
-    claimed = await spine.submit(calls.Claim([Seat(ANNA, frozenset([ORDER, other]), credits)]))
-
-    assert len(claimed.handed) == credits
+    assert len(await spine.claim(ANNA, credits, ORDER, other)) == credits
 
 
 async def test_only_served_names_are_handed_out(spine: Spine) -> None:
     await spine.schedule()
 
-    assert await spine.claim(handler=Handler("default", TaskKind.WORKFLOW, "other")) == []
-    assert await spine.claim(handler=Handler("elsewhere", TaskKind.WORKFLOW, "order")) == []
-    assert await spine.claim(handler=Handler("default", TaskKind.INTERNAL, "order")) == []
+    assert await spine.claim(ANNA, 1, Handler("default", TaskKind.WORKFLOW, "other")) == []
+    assert await spine.claim(ANNA, 1, Handler("elsewhere", TaskKind.WORKFLOW, "order")) == []
+    assert await spine.claim(ANNA, 1, Handler("default", TaskKind.HOOK, "order")) == []
 
 
 async def test_a_wake_does_not_send_what_is_due_to_the_end_of_the_queue(spine: Spine) -> None:
     first = await spine.schedule("first")
     await spine.schedule("second")
 
-    await spine.submit(calls.Wake(first.id, priority=first.priority))
+    await spine.submit(tickets.Wake(first.id, priority=first.priority))
 
     assert (await spine.claim_one()).key == "first"
 
@@ -476,26 +469,15 @@ async def test_a_wake_does_not_send_what_is_due_to_the_end_of_the_queue(spine: S
 async def test_a_pause_whose_holder_is_lost_takes_effect_and_a_resume_withdraws_it(spine: Spine, lost: bool) -> None:
     await spine.schedule()
     mine = await spine.claim_one(ANNA)
-    await spine.db.run_tx(lambda tx: calls.pause(tx, mine.id))
+    await spine.db.run_tx(lambda tx: tickets.pause(tx, mine.id))
 
     if lost:
         await spine.pass_lease_time(11)
         await spine.sweep()
     else:
-        await spine.submit(calls.GiveBack(held=held(mine), owner=ANNA))
+        await spine.submit(calls.GiveBack(held(mine), ANNA))
     assert await spine.claim(BEN) == []
-    await spine.db.run_tx(lambda tx: calls.resume(tx, mine.id, 0))
+    await spine.db.run_tx(lambda tx: tickets.resume(tx, mine.id, 0))
 
     theirs = await spine.claim_one(BEN)
     assert theirs.stop is Stop.NONE
-
-
-async def test_the_id_of_a_finished_task_is_never_given_to_another(spine: Spine) -> None:
-    ids = []
-    for _ in range(3):
-        await spine.schedule()
-        task = await spine.claim_one()
-        ids.append(task.id)
-        await spine.finish(task)
-
-    assert len(set(ids)) == 3

@@ -5,16 +5,13 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Awaitable, Iterator
 
 import pytest
-from sqlalchemy import make_url
 
 from stepwell_server.engine import dispatchers
-from stepwell_server.engine.spine.group import Committed
 from stepwell_server.engine.spine.loops import refresh_wakes
-from stepwell_server.engine.spine.loops.relay_hints import HintRelay
-from stepwell_server.storage.database.hints import Hint, PostgresqlHints
+from stepwell_server.storage.database.hints import PostgresqlHints
 from tests.support.runs import Engine, replicas_on, until
 from tests.support.wakes_truth import FILTERS, Operations, followed
 
@@ -72,39 +69,24 @@ async def test_two_replicas_know_the_truth_after_a_sweep_though_every_hint_is_lo
 
 
 async def test_two_replicas_know_the_truth_within_a_moment_by_hints(postgres_url: str) -> None:
-    async with replicas_on(postgres_url, 2) as engines:
-        relays = [Relayed(engine, postgres_url) for engine in engines]
-        async with followed(engines[0], relays[0].loops()) as here, followed(engines[1], relays[1].loops()) as there:
-            await until(lambda: all(one.hints.working for one in relays))
-            operations = [Operations(engine, random.Random(seed)) for seed, engine in enumerate(engines)]
-            for _ in range(STEPS // 4):
-                await asyncio.gather(*(one.draw()() for one in operations))
-                for one in (here, there):
-                    await one.engine.advance(0)  # a virtual clock is heard of with the next answer
-                    await one.check_exact()
+    async with (
+        replicas_on(postgres_url, 2, hints=PostgresqlHints) as engines,
+        followed(engines[0], hinting(engines[0])) as here,
+        followed(engines[1], hinting(engines[1])) as there,
+    ):
+        await until(lambda: all(engine.replica.hints.working for engine in engines))
+        operations = [Operations(engine, random.Random(seed)) for seed, engine in enumerate(engines)]
+        for _ in range(STEPS // 4):
+            await asyncio.gather(*(one.draw()() for one in operations))
+            for one in (here, there):
+                await one.engine.advance(0)  # a virtual clock is heard of with the next answer
+                await one.check_exact()
 
 
-class Relayed:
-    """A replica that hints to others, and hears of them."""
-
-    def __init__(self, engine: Engine, url: str) -> None:
-        self.engine = engine
-        self.hints = PostgresqlHints(make_url(url))
-        self.relay = HintRelay(self.hints)
-        announce = engine.committer.on_commit
-
-        def both(committed: Committed) -> None:
-            announce(committed)
-            self.relay.note(committed)
-
-        engine.committer.on_commit = both
-        object.__setattr__(engine.spine, "announce", both)
-
-    def loops(self) -> list[object]:
-        return [self.relay.run(), self.hints.listen(self._heard)]
-
-    def _heard(self, hint: Hint) -> None:
-        self.engine.bus.note(hint.handlers)
+def hinting(engine: Engine) -> list[Awaitable[None]]:
+    """The loops by which a replica hints to others, and hears of them."""
+    replica = engine.replica
+    return [replica.relay.run(), replica.hints.listen(replica.heard)]
 
 
 def _expect_every_kind(done: Counter[str]) -> None:

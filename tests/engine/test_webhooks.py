@@ -11,36 +11,35 @@ import pytest
 from sqlalchemy import select
 
 from stepwell_server.domain.hooks.hooks import HookKey, HookStatus, NewHook
+from stepwell_server.domain.hooks.webhooks import Completed, Delivery, DeliveryResult, Failed, Target
 from stepwell_server.domain.namespaces import NamespaceSpec
-from stepwell_server.domain.values.payloads import Payload
-from stepwell_server.domain.hooks.webhooks import Completed, DeliveryResult, Failed, Target
-from stepwell_server.domain.hooks.webhooks import Delivery as Attempt
+from stepwell_server.domain.spine.births import Wanted
+from stepwell_server.domain.values.asked import NOT_ASKED
 from stepwell_server.domain.values.failures import Failure
-from stepwell_server.engine.hooks.breakers import Breaker, FAILURES, REST
-from stepwell_server.engine.spine.claims import Claimed, Seat
-from stepwell_server.engine.hooks.posts import Deliverer, new_secret
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.engine.hooks.breakers import FAILURES, REST, Breaker
 from stepwell_server.engine.hooks.calls import TriggerHook
-from stepwell_server.engine.hooks.book import Triggered
-from stepwell_server.engine.spine.local_workers import Delivery
-from stepwell_server.engine.spine.requests import Request
+from stepwell_server.engine.hooks.posts import Deliverer, new_secret
 from stepwell_server.engine.hooks.targets import Targets
-from stepwell_server.engine.spine.calls import Claim
 from stepwell_server.engine.hooks.webhooks import Webhooks
-from stepwell_server.storage.hooks import hooks as store
+from stepwell_server.engine.spine.assignments import Ask, Capacity, Claimed
+from stepwell_server.engine.spine.calls import Claim
 from stepwell_server.storage import namespaces
-from stepwell_server.storage.hooks import targets
 from stepwell_server.storage.database.paging import PageTokens
+from stepwell_server.storage.hooks import hooks as store
+from stepwell_server.storage.hooks import targets
 from stepwell_server.storage.schema import tasks
-from tests.support.runs import Engine, held_before_commit, until
+from tests.support.forcing import held_before_commit
+from tests.support.runs import Engine, until
 
 
 async def test_a_hook_whose_target_is_gone_by_then_is_given_back_uncounted(engine: Engine) -> None:
-    webhooks = Webhooks(engine.spine, Deliverer(), per_namespace=10)
+    webhooks = Webhooks(engine.replica, Deliverer(), per_namespace=10)
     new = NewHook(HookKey("default", "h"), "note", Payload("{}"), "key")
-    await engine.submit(TriggerHook(Triggered(new)))
-    seat = Seat(webhooks._place.owner, frozenset([new.handler]), 1)
-    claimed: Claimed = await engine.submit(Claim([seat]))
-    webhooks._take([Delivery(claimed.handed[0], ())])
+    await engine.submit(TriggerHook(Wanted(new)))
+    ask = Ask([Capacity(webhooks._worker.owner, frozenset([new.handler]), 1)])
+    claimed: Claimed = await engine.submit(Claim(ask, by_call=True))
+    webhooks._take(claimed.assigned[0])
 
     await until(lambda: not webhooks._under_way)
 
@@ -61,7 +60,7 @@ class Scripted(Deliverer):
         self.at_once: Counter[str] = Counter()
         self.most_at_once: Counter[str] = Counter()
 
-    async def deliver(self, target: Target, delivery: Attempt) -> DeliveryResult:
+    async def deliver(self, target: Target, delivery: Delivery) -> DeliveryResult:
         self.begun.append(delivery.idempotency_key)
         self.at_once[target.namespace] += 1
         self.most_at_once |= self.at_once
@@ -79,7 +78,7 @@ class Delivering:
     seconds: float = 0.0
 
     def __post_init__(self) -> None:
-        self.webhooks = Webhooks(self.engine.spine, self.deliverer, 2, now=lambda: self.seconds)
+        self.webhooks = Webhooks(self.engine.replica, self.deliverer, 2, now=lambda: self.seconds)
 
     async def put(self, namespace: str, *names: str, url: str = "https://example.com/") -> None:
         for name in names:
@@ -89,7 +88,7 @@ class Delivering:
     async def trigger(self, namespace: str, name: str, *hook_ids: str) -> None:
         for hook_id in hook_ids:
             new = NewHook(HookKey(namespace, hook_id), name, Payload("{}"), hook_id)
-            await self.engine.submit(TriggerHook(Triggered(new)))
+            await self.engine.submit(TriggerHook(Wanted(new)))
 
     async def begun(self, *hook_ids: str) -> None:
         await until(lambda: {*hook_ids} <= {*self.deliverer.begun})
@@ -102,7 +101,7 @@ class Delivering:
 async def delivering(engine: Engine) -> AsyncIterator[Delivering]:
     one = Delivering(engine)
     await engine.db.run_tx(lambda tx: namespaces.insert(tx, NamespaceSpec("other")))
-    loops = [asyncio.create_task(engine.dispatcher.run()), asyncio.create_task(one.webhooks.run())]
+    loops = [asyncio.create_task(engine.handout.run()), asyncio.create_task(one.webhooks.run())]
     yield one
     one.deliverer.gate.set()
     for loop in loops:
@@ -190,7 +189,7 @@ async def test_a_target_that_is_put_with_another_url_does_not_rest(delivering: D
 
 
 async def test_a_target_that_was_put_is_delivered_to_from_then_on(engine: Engine) -> None:
-    webhooks = Webhooks(engine.spine, Deliverer(), 2)
+    webhooks = Webhooks(engine.replica, Deliverer(), 2)
 
     old, new = [await put(engine, webhooks) for _ in range(2)]
 
@@ -199,7 +198,7 @@ async def test_a_target_that_was_put_is_delivered_to_from_then_on(engine: Engine
 
 async def test_targets_that_were_read_before_a_change_do_not_undo_it(replicas: tuple[Engine, Engine]) -> None:
     engine, _ = replicas
-    webhooks = Webhooks(engine.spine, Deliverer(), 2)
+    webhooks = Webhooks(engine.replica, Deliverer(), 2)
 
     async with held_before_commit(engine, webhooks.refresh(), "read"):
         secret = await put(engine, webhooks)
@@ -209,8 +208,8 @@ async def test_targets_that_were_read_before_a_change_do_not_undo_it(replicas: t
 
 async def put(engine: Engine, webhooks: Webhooks) -> str:
     """Put the target of "note" with a secret of its own, and return that."""
-    targets, secret = Targets(engine.spine, PageTokens(b"k" * 32), frozenset(), webhooks.refresh), new_secret().text
-    await targets.put("default", "note", "https://example.com/in", [secret], Request("anna", "PutHookTarget", "", b""))
+    targets, secret = Targets(engine.replica, PageTokens(b"k" * 32), frozenset(), webhooks.refresh), new_secret().text
+    await targets.put("default", "note", "https://example.com/in", [secret], NOT_ASKED)
     return secret
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from stepwell import App, CallFailed, Client, Worker, workflow
-from stepwell_server.api.edge.access import Caller, Category, Principal
 from stepwell_server.domain.values.errors import Unauthenticated
+from stepwell_server.policy import Caller, Category, Principal
 from tests.support.servers import StartServer
 
 

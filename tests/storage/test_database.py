@@ -12,18 +12,18 @@ from sqlalchemy import func, insert, make_url, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.values.errors import Conflict, DatabaseUnavailable, NamespaceNotFound, ServerBusy
 from stepwell_server.domain.namespaces import NamespaceSpec
-from stepwell_server.storage.database import database as databases
+from stepwell_server.domain.values.errors import Conflict, DatabaseUnavailable, NamespaceNotFound, ServerBusy
 from stepwell_server.storage import namespaces
+from stepwell_server.storage.database import database as databases
 from stepwell_server.storage.database import migrate, postgresql
 from stepwell_server.storage.database.database import (
     CALL,
+    MOST_ATTEMPTS,
+    READ,
     CommitUnknown,
     Database,
     Fault,
-    MOST_ATTEMPTS,
-    READ,
     Tx,
     TxOptions,
 )

@@ -9,12 +9,12 @@ import pytest
 from sqlalchemy import text
 
 from stepwell_server.domain.hooks.hooks import HookFilter, HookKey, HookStatus, NewHook
-from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.spine.births import Birth, Wanted
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import DAY
-from stepwell_server.storage.hooks import hooks
 from stepwell_server.storage.database.database import Database, Tx
-from stepwell_server.storage.hooks.hooks import HookBirth
+from stepwell_server.storage.hooks import hooks
 from tests.support.plans import explained, nodes, opened, statements, steps
 from tests.support.postgres import PostgresServer
 
@@ -46,7 +46,7 @@ def page(*statuses: HookStatus, name: str = "", after: int | None = None) -> Ask
 
 def find(tx: Tx) -> None:
     new = NewHook(HookKey("default", "h7"), "note", Payload("{}"), "key")
-    assert len(hooks.find(tx, [HookBirth(1, new, 0, "r9")])) == 2
+    assert len(hooks.find(tx, [Birth(1, Wanted(new, "r9"), 0)])) == 2
 
 
 def unserved(tx: Tx) -> None:

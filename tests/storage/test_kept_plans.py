@@ -12,8 +12,8 @@ from sqlalchemy import make_url, text
 from stepwell_server.app import open_database
 from stepwell_server.domain.spine.handlers import Registration
 from stepwell_server.storage.database import migrate
-from stepwell_server.storage.spine import handlers
 from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.spine import handlers
 from tests.support.plans import Plan, explain_prepared, nodes, statements
 from tests.support.postgres import PostgresServer
 from tests.support.storage_calls import CALLS, NOTE, ORDER, crowd, functions

@@ -11,8 +11,8 @@ import pytest
 from sqlalchemy import text
 
 from stepwell_server.domain.workflows.instances import InstanceFilter, InstanceStatus
-from stepwell_server.storage.workflows import pages as listings
 from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.workflows import pages as listings
 from tests.support.plans import explained, nodes, opened, statements, steps
 from tests.support.postgres import PostgresServer
 

@@ -13,17 +13,19 @@ import pytest
 from sqlalchemy import event, make_url, text
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.spine.leases import LeaseTimes
-from stepwell_server.domain.workflows.runs import RunRules
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.leases import LeaseTimes
 from stepwell_server.domain.spine.tasks import NewTask
+from stepwell_server.domain.spine.work import Rules
 from stepwell_server.engine.spine import claims
-from stepwell_server.engine.spine.claims import Seat
+from stepwell_server.engine.spine.assignments import Ask, Capacity
+from stepwell_server.engine.spine.kinds import Kinds
+from stepwell_server.engine.workflows.kind import WorkflowKind
 from stepwell_server.storage.database import migrate
-from stepwell_server.storage.spine import handlers, leases
+from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.spine import handlers, leases, wakes
 from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.spine.claims import STICKY
-from stepwell_server.storage.database.database import Database, Tx
 from tests.support.postgres import PostgresServer
 from tests.support.spine import ANNA, ORDER
 
@@ -39,6 +41,8 @@ FAR_FUTURE = 2**60
 PATIENCE = STICKY
 IDLE = 10_000
 """Names that nothing waits for."""
+KINDS = Kinds.of(WorkflowKind(None))  # type: ignore[arg-type]
+"""As far as claims need them: nobody follows anything."""
 NOBODY_SERVES = [Handler("default", TaskKind.WORKFLOW, f"unserved{number}") for number in range(20)]
 
 Plan: TypeAlias = dict[str, Any]
@@ -46,17 +50,18 @@ Work: TypeAlias = Callable[[Tx], Any]
 
 
 def claim(tx: Tx) -> None:
-    claimed = claims.claim(tx, [Seat(ANNA, frozenset([ORDER]), CREDITS)], RunRules(), PATIENCE)
-    assert len(claimed.handed) == CREDITS
+    ask = Ask([Capacity(ANNA, frozenset([ORDER]), CREDITS)], PATIENCE)
+    claimed = claims.claim(tx, ask, KINDS, Rules())
+    assert len(claimed.assigned) == CREDITS
 
 
 def next_wake(tx: Tx) -> None:
-    (wake,) = handlers.next_wakes(tx, [ORDER])
+    (wake,) = wakes.next_wakes(tx, [ORDER])
     assert wake.due_at is not None
 
 
 def all_wakes(tx: Tx) -> None:
-    assert len(handlers.next_wakes(tx)) == 1 + len(NOBODY_SERVES)
+    assert len(wakes.next_wakes(tx)) == 1 + len(NOBODY_SERVES)
 
 
 def sweep(tx: Tx) -> None:
@@ -167,6 +172,7 @@ NARROW = re.compile(
     r"|SEARCH tasks USING INTEGER PRIMARY KEY .*"
     r"|SEARCH after USING COVERING INDEX sqlite_autoindex_tasks_1 \(\(namespace,kind,name\)>=?\(\?,\?,\?\)\)"
     r"|SCAN tasks USING INDEX ix_tasks__held"  # only what somebody holds is in it
+    r"|SCAN handlers USING INDEX ix_handlers__listeners"  # only what is told of events is in it
     r"|SEARCH handlers .*"
     r"|(SCAN|SEARCH) (\w+_json|hook_targets|clock|lease_clock|CONSTANT ROW|namespaces|used|wanted)\b.*"
 )

@@ -8,11 +8,12 @@ import pytest
 from sqlalchemy import BigInteger, Text, select
 
 from stepwell_server.storage.database import dialect
-from stepwell_server.storage.hooks import hooks
-from stepwell_server.storage.spine import tasks
-from stepwell_server.storage.workflows import instances as workflows, runs
 from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.hooks import hooks
 from stepwell_server.storage.schema import workflow_instances
+from stepwell_server.storage.spine import tasks
+from stepwell_server.storage.workflows import instances as workflows
+from stepwell_server.storage.workflows import runs
 
 GIVEN = [
     {"id": 1, "params": '"\u00e4\U0001f600"', "output": "[1]"},

@@ -3,36 +3,25 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
 
-from sqlalchemy import event as sqlalchemy_event
-from sqlalchemy import make_url, select, update
-from sqlalchemy.util import await_only
+from sqlalchemy import URL, make_url, select, update
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.spine.frames import (
-    BeginSteps,
-    Body,
-    Finish,
-    Frame,
-    Opening,
-    RunNews,
-    StepDone,
-    StepFailed,
-    Suspend,
-    Wait,
-)
+from stepwell_server.domain.spine.frames import Body, Frame, News, Opening
+from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
+from stepwell_server.domain.spine.tasks import Task
+from stepwell_server.domain.spine.work import Rules
+from stepwell_server.domain.values.asked import Asked
+from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
-from stepwell_server.domain.workflows.runs import RunRules
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
-from stepwell_server.domain.spine.tasks import Task
-from stepwell_server.domain.values.times import HOUR, MINUTE, Micros, SECOND
-from stepwell_server.domain.values.failures import Failure
+from stepwell_server.domain.values.times import HOUR, MINUTE, SECOND, Micros
+from stepwell_server.domain.workflows.frames import BeginSteps, Finish, StepDone, StepFailed, Suspend, Wait
 from stepwell_server.domain.workflows.instances import (
     Event,
     Instance,
@@ -42,36 +31,41 @@ from stepwell_server.domain.workflows.instances import (
     Step,
     StepType,
 )
-from stepwell_server.engine.spine import calls as calls
-from stepwell_server.engine.spine.claims import Claimed, Handed, Seat
+from stepwell_server.engine.hooks.book import tell
+from stepwell_server.engine.hooks.kind import HookKind
+from stepwell_server.engine.sessions import Hello
+from stepwell_server.engine.spine import calls
+from stepwell_server.engine.spine.assignments import Ask, Assignment, Capacity, Claimed
+from stepwell_server.engine.spine.batches import Batches
+from stepwell_server.engine.spine.calls import ReportFrames
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.connections import Connection
-from stepwell_server.engine.spine.handout import Dispatcher
-from stepwell_server.engine.spine.group import Committed
-from stepwell_server.engine.spine.batches import Intake, Item
+from stepwell_server.engine.spine.handout import Handout
+from stepwell_server.engine.spine.kinds import Committed, Kinds
 from stepwell_server.engine.spine.loops.sweep import Sweep
-from stepwell_server.engine.spine.outbox import Message, News
-from stepwell_server.engine.spine.registry import Registry
-from stepwell_server.engine.spine.requests import Request
-from stepwell_server.engine.workflows.calls import ReportFrames, Stored
-from stepwell_server.engine.spine.replica import Spine
-from stepwell_server.engine.spine.wakes import DatabaseTime, WakeBus
-from stepwell_server.engine.workflows.watches import Watches
-from stepwell_server.engine.workers import Hello, Workers
+from stepwell_server.engine.spine.outbox import Message, Told
+from stepwell_server.engine.spine.timings import Timings
+from stepwell_server.engine.spine.wakes import WakeBus
+from stepwell_server.engine.worker_calls import WorkerCalls
+from stepwell_server.engine.workers import Workers
+from stepwell_server.engine.workflows.book import RunInput
+from stepwell_server.engine.workflows.calls import Stored
+from stepwell_server.engine.workflows.instances import Instances
+from stepwell_server.engine.workflows.kind import WorkflowKind
 from stepwell_server.engine.workflows.workflows import Workflows
 from stepwell_server.storage.database import clock, migrate
-from stepwell_server.storage.spine import handlers
-from stepwell_server.storage.workflows import pages as listings
-from stepwell_server.storage.workflows import runs as run_store
-from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.database.database import Database, Tx
-from stepwell_server.storage.database.failpoints import BEFORE_COMMIT
-from stepwell_server.storage.database.hints import NoHints
+from stepwell_server.storage.database.hints import Hints, NoHints
 from stepwell_server.storage.database.paging import PageTokens
-from stepwell_server.storage.workflows.runs import RunRef
 from stepwell_server.storage.schema import lease_clock
 from stepwell_server.storage.schema import tasks as table
+from stepwell_server.storage.spine import handlers
+from stepwell_server.storage.spine import tasks as store
+from stepwell_server.storage.workflows import pages as listings
+from stepwell_server.storage.workflows import runs as run_store
+from stepwell_server.storage.workflows.runs import RunRef
 from tests.support.patience import PATIENCE
+from tests.support.spine import Recorded
 
 T = TypeVar("T")
 Said: TypeAlias = Body | tuple[Body, *tuple[Opening, ...]]
@@ -122,19 +116,29 @@ FINISH = Finish(Payload('"the end"'))
 class Holding:
     """A lease, as the worker that has it knows it: it numbers its frames."""
 
-    handed: Handed
+    assignment: Assignment
     number: int = 0
 
     @property
     def held(self) -> Held:
         """How it is named."""
-        return Held(self.handed.task.id, self.handed.task.fence)
+        return self.assignment.held
+
+    @property
+    def task(self) -> Task:
+        """The task as it was leased."""
+        return self.assignment.task
 
     @property
     def owner(self) -> Owner:
         """Whose it is."""
-        assert self.handed.task.owner is not None
-        return self.handed.task.owner
+        return self.assignment.holder
+
+    @property
+    def input(self) -> RunInput:
+        """What its worker was told of the run."""
+        assert isinstance(self.assignment.input, RunInput)
+        return self.assignment.input
 
     def frames(self, *said: Said) -> tuple[Frame, ...]:
         """The next frames: bodies, each alone or with the openings that go with it."""
@@ -159,27 +163,40 @@ class Engine:
 
     db: Database
     times: LeaseTimes = field(default_factory=LeaseTimes)
-    committed: list[Committed] = field(default_factory=list)
-    """Everything that it announced."""
+    hints: Hints = field(default_factory=NoHints)
 
     def __post_init__(self) -> None:
-        self.bus = WakeBus(DatabaseTime(virtual=True))
-        registry = Registry(self.db, RunRules().limits, self.bus.time)
-        rules = RunRules(times=self.times, timeout_margin=0, namespaces=registry.namespaces)
-        self.watches = Watches(self.db)
-        self.committer = Committer(self.db, rules, self._announce, self.bus.mark)
-        self.dispatcher = Dispatcher(self.committer, self.bus, embedded=True)
-        self.spine = Spine(self.db, self.committer, self.bus, self.dispatcher, registry, self._announce)
+        rules, kind = Rules(times=self.times, timeout_margin=0), WorkflowKind(self.db)
+        kinds = Kinds.of(kind, HookKind(), listener=tell)
+        self.replica = Recorded(self.db, self.hints, kinds, rules, timings=Timings(), virtual=True, embedded=True)
+        self.watches = kind.watches
+        self.batches = Batches(self.replica)
         tokens = PageTokens(b"k" * 32)
-        self.workers = Workers(self.spine, tokens, "replica")
-        self.workflows = Workflows(self.spine, Intake(self.spine), self.watches, tokens)
-        self._sweep = Sweep(self.spine, NoHints(), _nobody_cares, self.workers)
+        self.workers = Workers(self.replica, tokens, "replica")
+        self.worker_calls = WorkerCalls(self.replica)
+        self.instances = Instances(self.replica, self.watches, tokens)
+        self.workflows = Workflows(self.replica, self.batches, self.instances)
+        self._sweep = Sweep(self.replica, self.workers, _nobody_cares)
 
-    def _announce(self, committed: Committed) -> None:
-        self.committed.append(committed)
-        self.bus.learn(committed)
-        self.watches.note(committed.statuses, committed.runs, committed.ended)
-        self.dispatcher.look(committed.told)
+    @property
+    def committer(self) -> Committer:
+        """The replica's committer."""
+        return self.replica.committer
+
+    @property
+    def bus(self) -> WakeBus:
+        """The replica's wake bus."""
+        return self.replica.bus
+
+    @property
+    def handout(self) -> Handout:
+        """The replica's hand-out."""
+        return self.replica.handout
+
+    @property
+    def committed(self) -> list[Committed]:
+        """Everything that it announced."""
+        return self.replica.committed
 
     # ---- clients
 
@@ -190,12 +207,12 @@ class Engine:
     async def create(self, instance_id: str = "x", request_id: str = "", **options: Any) -> Instance:
         """A new instance."""
         new = NewInstance(self.key(instance_id), Payload("{}"), **options)
-        return await self.workflows.create(new, Item(request_id, instance_id.encode()))
+        return await self.workflows.create(new, asked(request_id, instance_id))
 
     async def send(self, event_type: str = "go", payload: str = "1", to: str = "x", request_id: str = "") -> Stored:
         """Send an event."""
         new = NewEvent(self.key(to), event_type, Payload(payload))
-        return await self.workflows.send_event(new, Item(request_id, f"{to} {event_type} {payload}".encode()))
+        return await self.workflows.send_event(new, asked(request_id, f"{to} {event_type} {payload}"))
 
     async def pause(self, instance_id: str = "x") -> Instance:
         """Pause an instance."""
@@ -215,7 +232,7 @@ class Engine:
 
     async def get(self, instance_id: str = "x") -> Instance:
         """The instance as it is."""
-        return await self.workflows.get(self.key(instance_id))
+        return await self.instances.get(self.key(instance_id))
 
     # ---- workers
 
@@ -225,8 +242,12 @@ class Engine:
 
     async def claim(self, owner: Owner = ANNA, credits: int = 1, patience: Micros = 0) -> list[Holding]:
         """Due tasks, leased to the owner."""
-        claimed: Claimed = await self.submit(calls.Claim([Seat(owner, frozenset([ORDER]), credits)], patience))
-        return [Holding(one) for one in claimed.handed]
+        ask = Ask([Capacity(owner, frozenset([ORDER]), credits)], patience)
+        claimed: Claimed = await self.submit(calls.Claim(ask, by_call=True))
+        unread = [one for one in claimed.assigned if one.input is None]
+        read = await self.db.run_tx(lambda tx: self.replica.kinds.with_inputs(tx, unread)) if unread else []
+        whole = {one.held: one for one in read}
+        return [Holding(whole.get(one.held, one)) for one in claimed.assigned]
 
     async def claim_one(self, owner: Owner = ANNA) -> Holding:
         """The one due task."""
@@ -240,14 +261,14 @@ class Engine:
         await self.renew(holding)
         return holding
 
-    async def say(self, by: Holding, *said: Said) -> RunNews:
+    async def say(self, by: Holding, *said: Said) -> News:
         """Report the next frames of a holder, in one batch."""
-        news: RunNews = await self.submit(by.reports(*said))
+        news: News = await self.submit(by.reports(*said))
         return news
 
     async def renew(self, by: Holding, owner: Owner | None = None) -> calls.Answer:
         """Acknowledge or renew a lease."""
-        renewal = calls.Renew(held=by.held, owner=owner or by.owner, times=self.times)
+        renewal = calls.Renew(by.held, owner or by.owner, self.times)
         answer: calls.Answer = await self.submit(renewal)
         return answer
 
@@ -324,9 +345,9 @@ def _tick(tx: Tx) -> None:
     tx.execute(update(lease_clock).values(last_tick=select(clock.lease_now()).scalar_subquery()))
 
 
-def asked(request_id: str = "") -> Request:
-    """A request by somebody."""
-    return Request("tester", "method", request_id, b"")
+def asked(request_id: str = "", body: str = "") -> Asked:
+    """A request of a tester."""
+    return Asked("tester", "method", request_id, body.encode() if request_id else b"")
 
 
 def hello(session_id: str, held: Sequence[Held] = ()) -> Hello:
@@ -345,20 +366,20 @@ async def streamed(engine: Engine, instance_id: str = "x") -> tuple[Connection, 
     connection = await engine.connect(ANNA)
     await engine.create(instance_id)
     holding = await engine.claim_one(connection.owner)
-    engine.dispatcher.hold(connection.place, holding.held)
+    engine.handout.holders.hold(connection.worker, holding.held)
     await engine.renew(holding)
     return connection, holding
 
 
-async def report(connection: Connection, by: Holding, *said: Said) -> list[News]:
+async def report(connection: Connection, by: Holding, *said: Said) -> list[Told]:
     """Report through a stream, and return what it is told next."""
     await connection.report(by.held, by.frames(*said))
-    return [one for one in await taken(connection) if isinstance(one, News)]
+    return [one for one in await taken(connection) if isinstance(one, Told)]
 
 
 async def next_resolved(connection: Connection) -> list[Step]:
     """The steps that the worker is told to be over next."""
-    told = [one for one in await taken(connection) if isinstance(one, News)]
+    told = [one for one in await taken(connection) if isinstance(one, Told)]
     return [step for one in told for step in one.news.resolved]
 
 
@@ -401,77 +422,18 @@ async def background(*loops: Awaitable[None]) -> AsyncIterator[None]:
 
 @asynccontextmanager
 async def replicas_on(
-    database_url: str, number: int = 1, times: LeaseTimes | None = None
+    database_url: str,
+    number: int = 1,
+    times: LeaseTimes | None = None,
+    hints: Callable[[URL], Hints] = lambda url: NoHints(),
 ) -> AsyncIterator[list[Engine]]:
     """Replicas on one database with a virtual clock. SQLite takes one only."""
     async with AsyncExitStack() as stack:
-        databases = [open_database(make_url(database_url)) for _ in range(number)]
+        url = make_url(database_url)
+        databases = [open_database(url) for _ in range(number)]
         for db in databases:
             stack.push_async_callback(db.close)
         await databases[0].run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=True))
-        engines = [Engine(db, times or LeaseTimes()) for db in databases]
+        engines = [Engine(db, times or LeaseTimes(), hints(url)) for db in databases]
         await stack.enter_async_context(running(*engines))
         yield engines
-
-
-# ---- forcing what only happens now and then; on PostgreSQL, where a transaction can wait in the middle
-
-
-@dataclass
-class Gate:
-    """A place where a transaction waits until a test lets it go."""
-
-    reached: asyncio.Event = field(default_factory=asyncio.Event)
-    opened: asyncio.Event = field(default_factory=asyncio.Event)
-
-    async def wait_here(self) -> None:
-        """Say that somebody is here, and wait."""
-        self.reached.set()
-        await self.opened.wait()
-
-
-@asynccontextmanager
-async def held_before_commit(
-    engine: Engine, call: Awaitable[T], label: str = "group"
-) -> AsyncIterator[asyncio.Task[T]]:
-    """The call has done all its work and waits with its commit; it is let go when the block ends."""
-    gate = Gate()
-
-    def stop(point: str) -> None:
-        if point == f"{BEFORE_COMMIT}/{label}" and not gate.reached.is_set():
-            await_only(gate.wait_here())
-
-    with engine.db.failpoints.install(stop):
-        calling = asyncio.ensure_future(call)
-        async with asyncio.timeout(PATIENCE):
-            await gate.reached.wait()
-        try:
-            yield calling
-        finally:
-            gate.opened.set()
-            await asyncio.wait([calling])
-
-
-@contextmanager
-def before_statement(engine: Engine, words: str, action: Callable[[], Awaitable[Any]]) -> Iterator[list[str]]:
-    """Something else happens, once, right before the first statement of the replica that has these words in it."""
-    met: list[str] = []
-
-    def intervene(_tx: Any, _cursor: Any, statement: str, *_: Any) -> None:
-        if words in statement and not met:
-            met.append(statement)
-            await_only(action())
-
-    pools = [getattr(engine.db._backend, name).sync_engine for name in ("_pool", "_reserved")]
-    for pool in pools:
-        sqlalchemy_event.listen(pool, "before_cursor_execute", intervene)
-    try:
-        yield met
-    finally:
-        for pool in pools:
-            sqlalchemy_event.remove(pool, "before_cursor_execute", intervene)
-
-
-async def undecided(engine: Engine) -> None:
-    """Return once a call of the replica has met a lock and takes the slow lane."""
-    await until(lambda: engine.committer._slow)

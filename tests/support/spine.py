@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -11,31 +12,32 @@ from typing import Any
 from sqlalchemy import select, update
 
 from stepwell_server.domain.spine.executions import OpenStep, dump_open
-from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
-from stepwell_server.domain.values.limits import Limits
-from stepwell_server.domain.values.retry import StepPolicy
-from stepwell_server.domain.workflows.runs import RunRules
+from stepwell_server.domain.spine.frames import Body, Frame, FrameAnswer, News
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
-from stepwell_server.domain.spine.tasks import NewTask, Reason, Task
+from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
+from stepwell_server.domain.spine.tasks import NewTask, Task, Verdict
+from stepwell_server.domain.spine.work import Rules
+from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.values.times import SECOND
-from stepwell_server.engine.spine import calls as calls
-from stepwell_server.engine.spine.claims import Claimed, Seat
-from stepwell_server.engine.spine.committer import Committer
-from stepwell_server.engine.spine.handout import Dispatcher
-from stepwell_server.engine.spine.group import Committed, HotCall
-from stepwell_server.engine.spine.loops.sweep import Sweep
-from stepwell_server.engine.spine.registry import Registry
-from stepwell_server.engine.spine.replica import Spine as EngineSpine
+from stepwell_server.engine.spine import calls
+from stepwell_server.engine.spine.assignments import Ask, Capacity, Claimed
+from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.engine.spine.calls import Answer
-from stepwell_server.engine.spine.wakes import DatabaseTime, WakeBus
+from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.kinds import Committed, Kinds
+from stepwell_server.engine.spine.loops.sweep import Sweep
+from stepwell_server.engine.spine.replica import Replica
+from stepwell_server.engine.spine.timings import Timings
 from stepwell_server.engine.workers import Workers
-from stepwell_server.storage.spine import handlers, leases
-from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.database.hints import Hints, NoHints
 from stepwell_server.storage.database.paging import PageTokens
-from stepwell_server.storage.schema import lease_clock, workflow_steps
+from stepwell_server.storage.schema import lease_clock
 from stepwell_server.storage.schema import tasks as table
+from stepwell_server.storage.spine import handlers, leases
+from stepwell_server.storage.spine import tasks as store
+from tests.support import tickets
+from tests.support.tickets import TicketKind
 
 ORDER = Handler("default", TaskKind.WORKFLOW, "order")
 ANNA = Owner("a" * 32, 1)
@@ -49,25 +51,41 @@ def held(task: Task) -> Held:
     return Held(task.id, task.fence)
 
 
+class Recorded(Replica):
+    """A replica that keeps what it announced."""
+
+    def __init__(self, *parts: Any, **options: Any) -> None:
+        super().__init__(*parts, **options)
+        self.committed: list[Committed] = []
+
+    def announce(self, committed: Committed) -> None:
+        """Keep it as well."""
+        self.committed.append(committed)
+        super().announce(committed)
+
+
 @dataclass
 class Spine:
     """What a primitive would use of the spine, in the words of a test."""
 
     db: Database
     times: LeaseTimes = field(default_factory=LeaseTimes)
-    committed: list[Committed] = field(default_factory=list)
-    committer: Committer = field(init=False)
+    hints: Hints = field(default_factory=NoHints)
+    kind: TicketKind = field(default_factory=TicketKind)
 
     def __post_init__(self) -> None:
-        self.committer = Committer(self.db, RunRules(times=self.times), self.committed.append)
+        rules, kinds = Rules(times=self.times), Kinds.of(self.kind)
+        self.replica = Recorded(self.db, self.hints, kinds, rules, timings=Timings(), virtual=False, embedded=False)
 
-    def engine(self) -> EngineSpine:
-        """The spine as the engine's loops know it, with a wake bus of its own that hears of every commit."""
-        bus = WakeBus(DatabaseTime(virtual=False))
-        dispatcher = Dispatcher(self.committer, bus, embedded=False)
-        self.committer.on_commit = bus.learn
-        self.committer.mark = bus.mark
-        return EngineSpine(self.db, self.committer, bus, dispatcher, Registry(self.db, Limits(), bus.time), bus.learn)
+    @property
+    def committer(self) -> Committer:
+        """The replica's committer."""
+        return self.replica.committer
+
+    @property
+    def committed(self) -> list[Committed]:
+        """What the replica announced."""
+        return self.replica.committed
 
     async def register(self, *hosted: Handler) -> None:
         """Say that a worker hosts these."""
@@ -79,14 +97,15 @@ class Spine:
 
     async def schedule(self, key: str = "k", **options: Any) -> Task:
         """A new task for the handler "order", due at once unless told otherwise."""
-        task = await self.submit(calls.Schedule(NewTask(options.pop("handler", ORDER), key, **options)))
+        task = await self.submit(tickets.Schedule(NewTask(options.pop("handler", ORDER), key, **options)))
         assert task is not None
         return task  # type: ignore[no-any-return]
 
-    async def claim(self, owner: Owner = ANNA, credits: int = 1, handler: Handler = ORDER) -> list[Task]:
-        """Due tasks, leased to the owner."""
-        claimed: Claimed = await self.submit(calls.Claim([Seat(owner, frozenset([handler]), credits)]))
-        return [one.task for one in claimed.handed]
+    async def claim(self, owner: Owner = ANNA, credits: int = 1, *hosted: Handler) -> list[Task]:
+        """Due tasks of these handlers, or of "order", leased to the owner."""
+        ask = Ask([Capacity(owner, frozenset(hosted or [ORDER]), credits)])
+        claimed: Claimed = await self.submit(calls.Claim(ask, by_call=True))
+        return [assignment.task for assignment in claimed.assigned]
 
     async def claim_one(self, owner: Owner = ANNA) -> Task:
         """The one due task."""
@@ -96,20 +115,23 @@ class Spine:
     async def renew(self, task: Task, owner: Owner | None = None) -> Answer:
         """Acknowledge or renew the lease under which the task was claimed."""
         assert task.owner is not None
-        return await self.submit(calls.Renew(held=held(task), owner=owner or task.owner, times=self.times))  # type: ignore[no-any-return]
+        return await self.submit(calls.Renew(held(task), owner or task.owner, self.times))  # type: ignore[no-any-return]
 
-    async def advance(self, task: Task, number: int = 1, open_steps: str = "") -> Answer:
+    async def advance(self, task: Task, number: int = 1, open_steps: str = "") -> FrameAnswer:
         """Report a result."""
-        return await self.submit(calls.Advance(held=held(task), number=number, open_steps=open_steps))  # type: ignore[no-any-return]
+        return await self.report(task, number, tickets.Advance(open_steps))
 
-    async def release(self, task: Task, number: int = 1, run_at: int = 0) -> Answer:
+    async def release(self, task: Task, number: int = 1, run_at: int = 0) -> FrameAnswer:
         """Give the task up until a time."""
-        call = calls.Release(held=held(task), number=number, run_at=run_at, reason=Reason.WAKE, priority=0)
-        return await self.submit(call)  # type: ignore[no-any-return]
+        return await self.report(task, number, tickets.Release(run_at))
 
-    async def finish(self, task: Task, number: int = 1) -> Answer:
+    async def finish(self, task: Task, number: int = 1) -> FrameAnswer:
         """Give the task up for good."""
-        return await self.submit(calls.Finish(held=held(task), number=number))  # type: ignore[no-any-return]
+        return await self.report(task, number, tickets.Finish())
+
+    async def report(self, task: Task, number: int, body: Body) -> FrameAnswer:
+        """Report a frame about a task, as the worker that claimed it."""
+        return frame_answer(await self.submit(frame_of(task, number, body)), number)
 
     async def read(self, task_id: int) -> Task | None:
         """The task as it is stored."""
@@ -138,19 +160,30 @@ class Spine:
         """Take lapsed leases back."""
         return await self.db.run_tx(lambda tx: leases.sweep(tx, self.times))
 
-    async def counted(self, task_id: int) -> dict[str, int]:
-        """Executions of the steps of a task that were counted."""
-        mine = select(workflow_steps).where(workflow_steps.c.task_id == task_id)
-        return await self.db.run_tx(lambda tx: {row.name: row.attempts for row in tx.execute(mine)})
+    def counted(self, task_id: int) -> dict[str, int]:
+        """Executions of a task that were counted because their holder was lost."""
+        return Counter(step for number, _, step in self.kind.charged if number == task_id)
 
     async def rows(self) -> list[Any]:
         """Every row of the table."""
         return await self.db.run_tx(lambda tx: list(tx.execute(select(table).order_by(table.c.id))))
 
 
-def sweep_of(engine: EngineSpine, hints: Hints | None = None) -> Sweep:
-    """The sweep of a replica to which no worker is connected; whom it reports to does not care."""
-    return Sweep(engine, hints or NoHints(), _nobody_cares, Workers(engine, PageTokens(b"k" * 32), "replica"))
+def frame_of(task: Task, number: int, body: Body) -> calls.ReportFrames:
+    """A frame about a task, as a call of the worker that claimed it."""
+    assert task.owner is not None
+    return calls.ReportFrames(held(task), task.owner.session_id, (Frame(number, body),))
+
+
+def frame_answer(news: News, number: int) -> FrameAnswer:
+    """The answer to the only frame of a call."""
+    (answer,) = news.answers or (FrameAnswer(number, Verdict.STALE),)
+    return answer
+
+
+def sweep_of(replica: Replica) -> Sweep:
+    """The sweep of a replica to which no worker is connected; it reports to nobody."""
+    return Sweep(replica, Workers(replica, PageTokens(b"k" * 32), "replica"), _nobody_cares)
 
 
 async def _nobody_cares(reachable: bool) -> None:

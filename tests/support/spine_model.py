@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
-from stepwell_server.domain.spine.leases import Held, Owner
+from stepwell_server.domain.spine.frames import FrameAnswer
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.leases import Held, Owner
 from stepwell_server.domain.spine.tasks import BEGUN_PRIORITY, Reason, Stop, TaskStatus, Verdict
 from stepwell_server.engine.spine.calls import Answer
 
@@ -40,8 +41,8 @@ class Ticket:
     open_steps: str = ""
     owner: Owner | None = None
     until: int | None = None
-    charged: bool = False
-    """An execution of its step was counted."""
+    charged: int = 0
+    """Executions that were counted because their holder was lost."""
 
     def answer(self, verdict: Verdict) -> Answer:
         return Answer(verdict, self.stop, self.wake_again, self.revision)
@@ -79,9 +80,8 @@ class Model:
         one.owner, one.acked, one.until = owner, False, self.now + ACK_WINDOW
         one.revision += 1
         one.wake_again = False  # whoever claims looks at everything that has come
-        if one.open_steps:  # its last holder was executing something, and that is counted now, once
-            one.revision += not one.charged
-            one.charged, one.open_steps = True, ""
+        one.charged += bool(one.open_steps)  # its last holder was executing something
+        one.open_steps = ""
 
     # ---- by the holder, about the lease
 
@@ -113,37 +113,46 @@ class Model:
 
     # ---- by the holder, numbered
 
-    def next_frame(self, held: Held, jump: int) -> int:
+    def frame_number(self, held: Held, after: int) -> int:
+        """The number of a frame so many after the last that was applied."""
         one = self.tickets.get(held.task_id)
-        return max(1, jump + (one.frame if one else 1))
+        return max(1, after + (one.frame if one else 0))
 
-    def advance(self, held: Held, number: int, open_steps: str) -> Answer:
-        return self._frame(held, number, lambda one: vars(one).update(interruptions=0, open_steps=open_steps))
+    def advance(self, held: Held, by: Owner, number: int, open_steps: str) -> FrameAnswer:
+        return self._frame(held, by, number, lambda one: self._go_on(one, open_steps))
 
-    def release(self, held: Held, number: int, *, due: bool, priority: int) -> Answer:
-        return self._frame(held, number, lambda one: self._wait(one, priority, due=due))
+    def release(self, held: Held, by: Owner, number: int, *, due: bool, priority: int) -> FrameAnswer:
+        return self._frame(held, by, number, lambda one: self._wait(one, priority, due=due))
 
-    def finish(self, held: Held, number: int) -> Answer:
-        one = self.held_under(held)
-        if one is None or one.wake_again or number <= one.frame:
-            return self._frame(held, number, lambda one: self._wait(one, one.priority, due=True))
-        del self.tickets[one.id]
-        return one.answer(Verdict.ACCEPTED)
+    def finish(self, held: Held, by: Owner, number: int) -> FrameAnswer:
+        return self._frame(held, by, number, self._end)
 
-    def _frame(self, held: Held, number: int, apply: Callable[[Ticket], None]) -> Answer:
+    def _frame(self, held: Held, by: Owner, number: int, apply: Callable[[Ticket], None]) -> FrameAnswer:
         one = self.tickets.get(held.task_id)
-        if one is None or one.fence != held.fence:
-            return STALE
+        if one is None or one.fence != held.fence or (one.owner and one.owner.session_id != by.session_id):
+            return FrameAnswer(number, Verdict.STALE)
         if number <= one.frame:
-            return one.answer(Verdict.REPEATED)
+            released = one.status is not TaskStatus.PROCESSING
+            return FrameAnswer(number, Verdict.REPEATED, one.stop, released, revision=one.revision)
         if one.status is not TaskStatus.PROCESSING:
-            return STALE
-        answer = one.answer(Verdict.ACCEPTED)
-        one.frame, one.revision = number, one.revision + 1
+            return FrameAnswer(number, Verdict.STALE)
+        stop, one.frame = one.stop, number
         apply(one)
-        return replace(answer, revision=one.revision)
+        released = one.id not in self.tickets or one.status is not TaskStatus.PROCESSING
+        return FrameAnswer(number, Verdict.ACCEPTED, stop, released, revision=one.revision)
+
+    def _end(self, one: Ticket) -> None:
+        if one.wake_again:
+            self._wait(one, one.priority, due=True)
+        else:
+            del self.tickets[one.id]
+
+    def _go_on(self, one: Ticket, open_steps: str = "") -> None:
+        one.interruptions, one.open_steps = 0, open_steps
+        one.revision += 1
 
     def _wait(self, one: Ticket, priority: int, *, due: bool) -> None:
+        self._go_on(one)
         one.let_go()
         one.due, one.reason, one.priority = due or one.wake_again, Reason.WAKE, priority
         one.forget_attempt()

@@ -13,13 +13,16 @@ from sqlalchemy import text
 
 import stepwell_server.storage as floor
 from stepwell_server.domain.hooks.hooks import HookFilter, HookKey, NewHook
+from stepwell_server.domain.hooks.webhooks import Target
+from stepwell_server.domain.namespaces import NamespaceSpec
+from stepwell_server.domain.spine import births
+from stepwell_server.domain.spine.births import Birth
+from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.spine.jobs import Execution, JobStatus
 from stepwell_server.domain.spine.leases import LeaseTimes, Owner
-from stepwell_server.domain.namespaces import NamespaceSpec
-from stepwell_server.domain.values.payloads import Payload
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.spine.tasks import NewTask, Task
-from stepwell_server.domain.hooks.webhooks import Target
+from stepwell_server.domain.values.asked import Asked
+from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.workflows.instances import (
     Event,
     InstanceFilter,
@@ -30,18 +33,20 @@ from stepwell_server.domain.workflows.instances import (
     StepStatus,
     StepType,
 )
-from stepwell_server.storage import deployments as server, namespaces
+from stepwell_server.storage import deployments as server
+from stepwell_server.storage import namespaces
 from stepwell_server.storage.database import clock, dialect
-from stepwell_server.storage.hooks import hooks, targets
-from stepwell_server.storage.spine import claims, handlers, leases, names, requests, sessions, tasks
-from stepwell_server.storage.workflows import instances as workflows, pages as listings, runs
-from stepwell_server.storage.spine.claims import Served
 from stepwell_server.storage.database.database import Tx
-from stepwell_server.storage.hooks.hooks import HookBirth, HookEnd
-from stepwell_server.storage.spine.requests import RequestKey
-from stepwell_server.storage.workflows.runs import RunRef, SentEvent, Wanted
+from stepwell_server.storage.hooks import hooks, targets
+from stepwell_server.storage.hooks.hooks import HookEnd
+from stepwell_server.storage.spine import claims, handlers, leases, limits, names, requests, sessions, tasks, wakes
+from stepwell_server.storage.spine.claims import Served
 from stepwell_server.storage.spine.sessions import Session
-from stepwell_server.storage.workflows.instances import Birth, End
+from stepwell_server.storage.workflows import instances as workflows
+from stepwell_server.storage.workflows import pages as listings
+from stepwell_server.storage.workflows import runs
+from stepwell_server.storage.workflows.instances import End
+from stepwell_server.storage.workflows.runs import RunRef, SentEvent, Wanted
 
 Call: TypeAlias = Callable[[Tx], object]
 
@@ -54,13 +59,13 @@ LONG_AGO, FAR = 1, 2**60
 ANNA = Owner("s1", 1)
 
 _KEYS = [InstanceKey("default", "order", f"i{number}") for number in range(1, FEW + 1)]
-_BIRTH = Birth(FAR, NewInstance(_KEYS[0], Payload("{}"), {"region": "eu"}), InstanceStatus.QUEUED, 1, "r1", "")
-_HOOK_BIRTH = HookBirth(FAR, NewHook(HookKey("default", "h1"), "note", Payload("{}"), "k"), 1, "r1")
+_BIRTH = Birth(FAR, births.Wanted(NewInstance(_KEYS[0], Payload("{}"), {"region": "eu"}), "r1", ""), 1)
+_HOOK_BIRTH = Birth(FAR, births.Wanted(NewHook(HookKey("default", "h1"), "note", Payload("{}"), "k"), "r1"), 1)
 _HOOK: Any = SimpleNamespace(id=IDS[0], attempts=1, last_attempt_at=1)
 _INSTANCE: Any = SimpleNamespace(id=IDS[0], run_number=0)
 _STEP = Step("step1", StepType.DO, StepStatus.COMPLETED, 1, 1, 1, 1)
 _EVENT = Event(FAR, "paid", Payload("{}"), 1)
-_REQUEST = RequestKey("default", "anybody", "Do", "r1", b"")
+_ASKED = Asked("anybody", "Do", "r1")
 _TARGET = Target("default", "note", "https://example.com", (), 1, 1)
 _SESSION = Session("s1", "default", "w1", "sdk", "", (ORDER,))
 
@@ -80,15 +85,16 @@ CALLS: dict[Callable[..., Any], Call] = {
     clock.lock: clock.lock,
     clock.move: lambda tx: clock.move(tx, 1),
     dialect.draw_numbers: lambda tx: dialect.draw_numbers(tx, FEW),
-    handlers.count_held: lambda tx: handlers.count_held(tx, [ORDER, NOTE]),
+    limits.count_held: lambda tx: limits.count_held(tx, [ORDER, NOTE]),
     handlers.is_registered: lambda tx: handlers.is_registered(tx, ORDER),
-    handlers.limit: lambda tx: handlers.limit(tx, NOTE, concurrency=5),
+    limits.limit: lambda tx: limits.limit(tx, NOTE, concurrency=5),
     handlers.list_registered: lambda tx: handlers.list_registered(tx, "default", TaskKind.WORKFLOW, 10, None),
-    handlers.lock: lambda tx: handlers.lock(tx, [ORDER, NOTE]),
-    handlers.next_wakes: lambda tx: [handlers.next_wakes(tx), handlers.next_wakes(tx, [ORDER, NOTE])],
-    handlers.next_wakes_in: lambda tx: handlers.next_wakes_in(tx, "default"),
+    limits.lock: lambda tx: limits.lock(tx, [ORDER, NOTE]),
+    wakes.next_wakes: lambda tx: [wakes.next_wakes(tx), wakes.next_wakes(tx, [ORDER, NOTE])],
+    wakes.next_wakes_in: lambda tx: wakes.next_wakes_in(tx, "default"),
     handlers.note: lambda tx: handlers.note(tx, [ORDER, NOTE]),
     handlers.admit: lambda tx: handlers.admit(tx, "new", [Handler("new", TaskKind.HOOK, "new")], 5000),
+    handlers.target: lambda tx: handlers.target(tx, NOTE, has_target=True),
     handlers.use: lambda tx: handlers.use(tx, ORDER),
     handlers.register: lambda tx: handlers.register(tx, map(Registration, [ORDER, NOTE])),
     hooks.cancel: lambda tx: hooks.cancel(tx, _HOOK, 1),
@@ -130,9 +136,9 @@ CALLS: dict[Callable[..., Any], Call] = {
     namespaces.lock: lambda tx: namespaces.lock(tx, "default"),
     namespaces.save: lambda tx: namespaces.save(tx, NamespaceSpec("default")),
     requests.delete_expired: lambda tx: requests.delete_expired(tx, FEW),
-    requests.once: lambda tx: requests.once(tx, _REQUEST, lambda: 1, dump=int, load=int),
-    requests.recall: lambda tx: requests.recall(tx, _REQUEST),
-    requests.remember: lambda tx: requests.remember(tx, _REQUEST, 1),
+    requests.once: lambda tx: requests.once(tx, "default", _ASKED, lambda: 1, dump=int, load=int),
+    requests.recall: lambda tx: requests.recall(tx, "default", _ASKED),
+    requests.remember: lambda tx: requests.remember(tx, "default", _ASKED, 1),
     runs.all_steps: lambda tx: runs.all_steps(tx, RUNS),
     runs.changed_by_themselves: lambda tx: runs.changed_by_themselves(tx, RUNS),
     runs.deliver: lambda tx: runs.deliver(tx, [(run, Event(1, "paid", None, 1, 1, "s")) for run in RUNS]),
@@ -199,8 +205,8 @@ _NO_TABLE = {"product", "take_snapshot"}
 
 def functions() -> Iterator[Callable[..., Any]]:
     """Every public function of the floor whose first argument is a transaction, as far as it may meet a large table."""
-    for module in pkgutil.iter_modules(floor.__path__, f"{floor.__name__}."):
-        if module.ispkg:
+    for module in pkgutil.walk_packages(floor.__path__, f"{floor.__name__}."):
+        if module.ispkg or ".migrations." in module.name:
             continue
         for name, function in inspect.getmembers(importlib.import_module(module.name), inspect.isfunction):
             first = next(iter(inspect.signature(function).parameters.values()), None)

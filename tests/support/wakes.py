@@ -151,9 +151,9 @@ def unserved(wake: pb.NextWake) -> dict[str, float]:
 
 async def until_settled(served: Served) -> None:
     """Return once the database has been asked about all that changed, and nothing more has."""
-    bus = served.app._spine.bus
+    bus = served.app._replica.bus
     async with asyncio.timeout(PATIENCE):
         number = -1
-        while bus._noted or number != bus.number:
+        while bus.notes.are_waiting or number != bus.number:
             number = bus.number
             await asyncio.sleep(0.2)

@@ -12,28 +12,28 @@ from uuid import uuid4
 
 from sqlalchemy import select
 
-from stepwell_server.domain.spine.wakes import Wake, WakeFilter
-from stepwell_server.domain.values.errors import StepwellError
-from stepwell_server.domain.spine.frames import Outcome
 from stepwell_server.domain.hooks.hooks import HookKey, NewHook
+from stepwell_server.domain.spine.frames import Outcome
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.wakes import Wake, WakeFilter
+from stepwell_server.domain.values.asked import NOT_ASKED
+from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.retry import RetryPolicy
-from stepwell_server.domain.spine.handlers import Handler, TaskKind
-from stepwell_server.domain.values.times import Micros, SECOND
-from stepwell_server.domain.values.failures import Failure
-from stepwell_server.engine.spine import calls as calls
-from stepwell_server.engine.spine.claims import Claimed, Seat
+from stepwell_server.domain.values.times import SECOND, Micros
 from stepwell_server.engine.dispatchers import Dispatchers
-from stepwell_server.engine.spine.group import Committed
 from stepwell_server.engine.hooks.hooks import Hooks
-from stepwell_server.engine.spine.batches import Intake, Item
-from stepwell_server.engine.spine.loops.refresh_wakes import refresh_wakes
 from stepwell_server.engine.hooks.targets import changed
+from stepwell_server.engine.spine import calls
+from stepwell_server.engine.spine.assignments import Ask, Capacity, Claimed
+from stepwell_server.engine.spine.kinds import Committed
+from stepwell_server.engine.spine.loops.refresh_wakes import refresh_wakes
 from stepwell_server.storage import schema
-from stepwell_server.storage.spine import handlers
 from stepwell_server.storage.database.clock import db_now, lease_now
 from stepwell_server.storage.database.database import READ, Tx
 from stepwell_server.storage.database.paging import PageTokens
+from stepwell_server.storage.spine import handlers, limits
 from tests.support.patience import PATIENCE
 from tests.support.runs import ANNA, BEN, FINISH, ORDER, SUSPEND, Engine, Holding, asked, background, expects, sleeps
 
@@ -107,7 +107,7 @@ class Operations:
     done: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.hooks = Hooks(self.engine.spine, Intake(self.engine.spine), PageTokens(b"k" * 32))
+        self.hooks = Hooks(self.engine.replica, self.engine.batches, PageTokens(b"k" * 32))
 
     def draw(self) -> Callable[[], Awaitable[object]]:
         """One of them, with its particulars decided."""
@@ -134,9 +134,9 @@ class Operations:
             "finish": lambda by: one.say(by, FINISH if _is_run(by) else Outcome()),
             "fail": lambda by: one.say(by, FINISH if _is_run(by) else Outcome(Failure("Boom", "no"))),
             "renew": one.renew,
-            "shorten": lambda by: one.submit(calls.Shorten(held=by.held, owner=by.owner, times=one.times)),
-            "give back": lambda by: one.submit(calls.GiveBack(held=by.held, owner=by.owner)),
-            "leave": lambda by: one.submit(calls.Leave(held=by.held, owner=by.owner)),
+            "shorten": lambda by: one.submit(calls.Shorten(by.held, by.owner, one.times)),
+            "give back": lambda by: one.submit(calls.GiveBack(by.held, by.owner)),
+            "leave": lambda by: one.submit(calls.Leave(by.held, by.owner)),
         }
         if self.holdings and chance.random() < 0.45:
             name, by = chance.choice(list(holders)), chance.choice(self.holdings[-4:])
@@ -156,33 +156,35 @@ class Operations:
         key = HookKey("default", uuid4().hex)
         self.keys.append(key)
         new = NewHook(key, handler.name, Payload("{}"), key.hook_id, at, RETRY)
-        (answer,) = await self.hooks.trigger([(new, Item("", b""))])
+        (answer,) = await self.hooks.trigger([(new, NOT_ASKED)])
         if isinstance(answer, StepwellError):
             raise answer
         return answer
 
     async def _claim(self, credits: int) -> object:
-        seats = [Seat(owner, frozenset(ALL), credits) for owner in (ANNA, BEN)[: self.chance.choice([1, 2])]]
-        claimed: Claimed = await self.engine.submit(calls.Claim(seats, most=self.chance.choice([None, 1])))
-        self.holdings += [Holding(one) for one in claimed.handed]
-        return claimed.handed or None
+        owners = (ANNA, BEN)[: self.chance.choice([1, 2])]
+        capacities = [Capacity(owner, frozenset(ALL), credits) for owner in owners]
+        ask = Ask(capacities, most=self.chance.choice([None, 1]))
+        claimed: Claimed = await self.engine.submit(calls.Claim(ask, by_call=True))
+        self.holdings += [Holding(one) for one in claimed.assigned]
+        return claimed.assigned or None
 
     async def _suspend(self, by: Holding) -> object:
         wait = self.chance.choice([sleeps("nap", 20 * SECOND), expects("go", timeout=40 * SECOND)])
         return await self.engine.say(by, wait, SUSPEND)
 
     async def _limit(self, concurrency: int | None, *, is_paused: bool) -> None:
-        mark = self.engine.bus.mark()
+        mark = self.engine.bus.notes.mark()
 
         def work(tx: Tx) -> Committed:
-            handlers.limit(tx, LIMITED, concurrency=concurrency, is_paused=is_paused)
+            limits.limit(tx, LIMITED, concurrency=concurrency, is_paused=is_paused)
             return changed(tx, LIMITED, mark)
 
-        self.engine.spine.announce(await self.engine.db.run_tx(work))
+        self.engine.replica.announce(await self.engine.db.run_tx(work))
 
 
 def _is_run(by: Holding) -> bool:
-    return by.handed.hook is None
+    return by.task.handler.kind is TaskKind.WORKFLOW
 
 
 @dataclass
@@ -254,7 +256,7 @@ class Followed:
 async def followed(engine: Engine, loops: Sequence[Awaitable[None]] = ()) -> AsyncIterator[Followed]:
     """A replica with its loops at work, and followers."""
     await engine.db.run_tx(lambda tx: handlers.note(tx, [NOTE, LIMITED]))
-    one = Followed(engine, Dispatchers(engine.spine, lambda order: None, hands_out=True))
+    one = Followed(engine, Dispatchers(engine.replica, hands_out=True))
     listening = [one.listen(wanted) for wanted in FILTERS]
     async with background(refresh_wakes(engine.db, engine.bus), *loops, *listening):
         for wanted in FILTERS:

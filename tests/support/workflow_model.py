@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from stepwell_server.domain.spine.frames import Finish, Frame, StepDone, StepFailed, Suspend, Wait
-from stepwell_server.domain.values.retry import Backoff, RetryPolicy, StepPolicy
+from stepwell_server.domain.spine.frames import Frame
 from stepwell_server.domain.spine.tasks import Reason
-from stepwell_server.domain.values.times import MINUTE, Micros, SECOND
+from stepwell_server.domain.values.retry import Backoff, RetryPolicy, StepPolicy
+from stepwell_server.domain.values.times import MINUTE, SECOND, Micros
+from stepwell_server.domain.workflows.frames import Finish, StepDone, StepFailed, Suspend, Wait
 from stepwell_server.domain.workflows.instances import InstanceStatus, StepStatus, StepType
 
 MOST = 2
@@ -176,10 +177,11 @@ class Run:
         before = self.frame
         self.frame = frame.number
         opened = self._open_after(frame, now)
+        self.acked = True  # also by a frame that is refused: its sender has the task
         if opened is None or not self._could(frame, asked=asked):
             return False
         were_open = {name: attempt for name, attempt, _ in self.open}
-        self.open, self.interruptions, self.acked = opened, 0, True
+        self.open, self.interruptions = opened, 0
         assert frame.number == before + 1
         match frame.body:
             case StepDone() as report:
@@ -223,7 +225,7 @@ class Run:
         if isinstance(frame.body, Suspend | Finish):
             return []
         reported = getattr(frame.body, "attempt", 0)
-        still = [one for one in self.open if one[0] != frame.step_name or one[1] > reported]
+        still = [one for one in self.open if one[0] != frame.body.step_name or one[1] > reported]
         for one in frame.opens if not self.stop else ():
             known = self.steps.get(one.name)
             if known is not None and known.type is not StepType.DO:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
-from stepwell_server.domain.spine.frames import Finish, RunNews
-from stepwell_server.domain.values.times import SECOND
 from stepwell_server.domain.values.failures import Failure
+from stepwell_server.domain.values.times import SECOND
+from stepwell_server.domain.workflows.frames import Finish, News
 from tests.support.runs import BEGIN, FINISH, SUSPEND, Said, done, expects, failed, opens, sleeps
 from tests.support.workflow_model import MOST, POLICY, Answered, Run
 
@@ -72,7 +72,7 @@ def said(move: Move, run: Run, *, sloppy: bool) -> Said:
             return (Finish(failure=Failure("Boom", "no")) if move.final else FINISH,)
 
 
-def told(news: RunNews) -> Answered:
+def told(news: News) -> Answered:
     """An answer as the model gives it."""
     frames = tuple((str(one.verdict), one.refusal is not None, one.released) for one in news.answers)
     return Answered(frames, news.stale is not None)

@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell_server.domain.values.errors import HookCompleted, HookEnded, InvalidHookId, InvalidHookName
 from stepwell_server.domain.hooks.hooks import (
-    ENGINE_PREFIXES,
     HOOK_RETRY,
+    STORED,
     Hook,
     HookFilter,
     HookKey,
     HookStatus,
     NewHook,
-    STORED,
     is_hook_name,
 )
+from stepwell_server.domain.spine.events import EVENT_PREFIXES
 from stepwell_server.domain.spine.jobs import JobStatus
+from stepwell_server.domain.values.errors import HookCompleted, HookEnded, InvalidHookId, InvalidHookName
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import MINUTE, SECOND
 
@@ -46,7 +46,7 @@ def test_other_names_are_refused(name: str) -> None:
         new(name).check()
 
 
-@pytest.mark.parametrize("prefix", ENGINE_PREFIXES)
+@pytest.mark.parametrize("prefix", EVENT_PREFIXES)
 def test_names_of_the_engine_are_its_own(prefix: str) -> None:
     with pytest.raises(InvalidHookName):
         new(f"{prefix}completed").check()

@@ -8,20 +8,21 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell_server.domain.values.errors import InvalidField, LeaseLost
 from stepwell_server.domain.spine.executions import load_open
-from stepwell_server.domain.spine.frames import Frame, Outcome, Rejected, Suspend
+from stepwell_server.domain.spine.frames import Frame, Outcome, Rejected
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.jobs import JOB_PRIORITY, Job, JobStatus
 from stepwell_server.domain.spine.leases import Owner
-from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
-from stepwell_server.domain.workflows.runs import RunRules
-from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.tasks import Reason, Stop, Task, TaskStatus, Verdict
-from stepwell_server.domain.values.times import HOUR, MINUTE, Micros, SECOND
+from stepwell_server.domain.spine.work import Rules
+from stepwell_server.domain.values.errors import InvalidField, LeaseLost
 from stepwell_server.domain.values.failures import Failure
+from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
+from stepwell_server.domain.values.times import HOUR, MINUTE, SECOND, Micros
+from stepwell_server.domain.workflows.frames import Suspend
 
 NOW: Micros = 1_000 * HOUR
-RULES = RunRules(timeout_margin=30 * SECOND)
+RULES = Rules(timeout_margin=30 * SECOND)
 OWNER = Owner("a" * 32, 1)
 TWICE = StepPolicy(RetryPolicy(max_attempts=2, delay=10 * SECOND), MINUTE)
 BOOM = Failure("Boom", "it broke")

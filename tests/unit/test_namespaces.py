@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from stepwell_server.domain.namespaces import NamespaceLimits, NamespaceSpec, Retention
 from stepwell_server.domain.values.errors import DurationOutOfRange, InvalidField, UpdateMaskInvalid
 from stepwell_server.domain.values.limits import Limits
-from stepwell_server.domain.namespaces import NamespaceLimits, NamespaceSpec, Retention
 from stepwell_server.domain.values.times import DAY, MINUTE
 
 kept = st.none() | st.integers(MINUTE, 3650 * DAY)

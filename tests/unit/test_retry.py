@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell_server.domain.values.retry import Backoff, LONGEST_DELAY, RetryPolicy
+from stepwell_server.domain.values.retry import LONGEST_DELAY, Backoff, RetryPolicy
 from stepwell_server.domain.values.times import DAY, SECOND
 
 policies = st.builds(

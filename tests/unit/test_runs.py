@@ -8,36 +8,27 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from stepwell_server.domain.values.errors import InvalidField, MaxStepsExceeded, PendingEventsLimit, StepTypeMismatch
-from stepwell_server.domain.spine.executions import OpenStep, dump_open, load_open
-from stepwell_server.domain.spine.frames import (
-    BeginSteps,
-    Body,
-    Finish,
-    Frame,
-    FrameAnswer,
-    Opening,
-    StepDone,
-    StepFailed,
-    Suspend,
-    Wait,
-)
-from stepwell_server.domain.spine.frames import Rejected as RejectedFrame
-from stepwell_server.domain.spine.leases import Owner
-from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.namespaces import NamespaceLimits
+from stepwell_server.domain.spine.executions import OpenStep, dump_open, load_open
+from stepwell_server.domain.spine.frames import Body, Frame, FrameAnswer, Opening
+from stepwell_server.domain.spine.frames import Rejected as RejectedFrame
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.leases import Owner
+from stepwell_server.domain.spine.tasks import Reason, Stop, Task, TaskStatus, Verdict
+from stepwell_server.domain.spine.work import Rules
+from stepwell_server.domain.values.errors import InvalidField, MaxStepsExceeded, PendingEventsLimit, StepTypeMismatch
+from stepwell_server.domain.values.failures import Failure
+from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.retry import Backoff, RetryPolicy, StepPolicy
-from stepwell_server.domain.workflows.runs import Run, RunRules
-from stepwell_server.domain.spine.handlers import Handler, TaskKind
-from stepwell_server.domain.spine.tasks import Reason, Stop, Task, TaskStatus, Verdict
 from stepwell_server.domain.values.times import HOUR, MINUTE, SECOND
-from stepwell_server.domain.values.failures import Failure
+from stepwell_server.domain.workflows.frames import BeginSteps, Finish, StepDone, StepFailed, Suspend, Wait
 from stepwell_server.domain.workflows.instances import StepStatus, StepType
+from stepwell_server.domain.workflows.runs import Run
 
 NOW = 1_000 * HOUR
 TWICE = StepPolicy(RetryPolicy(max_attempts=2, delay=10 * SECOND), MINUTE)
-RULES = RunRules(timeout_margin=30 * SECOND)
+RULES = Rules(timeout_margin=30 * SECOND)
 SESSION = "a" * 32
 
 
@@ -219,7 +210,7 @@ def test_a_frame_that_could_not_be_read_uses_its_number_up() -> None:
 
 def test_a_run_has_only_so_many_steps_and_sleeps_are_free() -> None:
     run = held()
-    run.rules = RunRules(Limits(steps_per_run=2))
+    run.rules = Rules(Limits(steps_per_run=2))
     assert take(run, done("a")).refusal is None
     assert take(run, nap("free")).refusal is None
     assert take(run, approval()).refusal is None
@@ -234,7 +225,7 @@ def test_a_run_has_only_so_many_steps_and_sleeps_are_free() -> None:
 def test_a_namespace_lowers_the_limits() -> None:
     low = NamespaceLimits(max_payload_bytes=1, max_steps_per_run=1, max_pending_events=1)
     run = held()
-    run.rules = RunRules(namespaces={"default": low, "other": low})
+    run.rules = Rules(namespaces={"default": low, "other": low})
     take(run, done("a"))
     run.receive("go", None)
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from stepwell_server.domain.spine.leases import Owner
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.leases import Owner
 from stepwell_server.domain.spine.tasks import Reason, Stop, Task, TaskStatus
 from stepwell_server.domain.values.times import SECOND
 from stepwell_server.engine.spine.timings import Histogram, Measured, Stage, Timings, Way

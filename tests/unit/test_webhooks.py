@@ -12,16 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from standardwebhooks import Webhook, WebhookVerificationError
 
-from stepwell_server.domain.values.errors import InvalidField, InvalidWebhookUrl, SsrfBlocked
-from stepwell_server.domain.values.payloads import Payload
-from stepwell_server.domain.values.times import HOUR, SECOND
 from stepwell_server.domain.hooks.webhooks import (
+    KEPT_BODY_BYTES,
     Completed,
     Delivery,
     Endpoint,
     Failed,
     Gone,
-    KEPT_BODY_BYTES,
     Secret,
     Target,
     check_secrets,
@@ -31,6 +28,9 @@ from stepwell_server.domain.hooks.webhooks import (
     request_of,
     sign,
 )
+from stepwell_server.domain.values.errors import InvalidField, InvalidWebhookUrl, SsrfBlocked
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.times import HOUR, SECOND
 
 NOBODY: frozenset[tuple[str, int]] = frozenset()
 NOON = datetime(2026, 3, 1, 12, tzinfo=UTC)

@@ -6,6 +6,10 @@ from collections.abc import Mapping
 
 import pytest
 
+from stepwell_server.domain.spine.frames import Frame, Opening
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.leases import LeaseTimes, Owner
+from stepwell_server.domain.spine.tasks import Reason, Stop, Task, TaskStatus
 from stepwell_server.domain.values.errors import (
     DurationOutOfRange,
     InvalidEventType,
@@ -13,21 +17,18 @@ from stepwell_server.domain.values.errors import (
     InvalidInstanceId,
     InvalidStepName,
 )
-from stepwell_server.domain.spine.frames import BeginSteps, Frame, Opening, StepDone, Wait
-from stepwell_server.domain.spine.leases import LeaseTimes, Owner
+from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.retry import StepPolicy
-from stepwell_server.domain.spine.handlers import Handler, TaskKind
-from stepwell_server.domain.spine.tasks import Reason, Stop, Task, TaskStatus
 from stepwell_server.domain.values.times import DAY, HOUR, SECOND
-from stepwell_server.domain.values.failures import Failure
+from stepwell_server.domain.workflows.frames import BeginSteps, StepDone, Wait
 from stepwell_server.domain.workflows.instances import (
+    PRIORITY,
     InstanceFilter,
     InstanceKey,
     InstanceStatus,
     NewEvent,
     NewInstance,
-    PRIORITY,
     StepType,
     check_event_type,
     check_instance_id,
@@ -226,5 +227,5 @@ def test_a_sleep_ends_at_its_instant_and_not_after_the_longest_timer() -> None:
 def test_a_frame_knows_about_how_much_it_brings() -> None:
     small = Frame(1, StepDone("a", 1, StepPolicy(), None)).size
     assert Frame(1, StepDone("a", 1, StepPolicy(), Payload("x" * 5000))).size >= small + 5000
-    assert Frame(1, StepDone("a", 1, StepPolicy(), None)).step_name == "a"
-    assert Frame(1, BeginSteps()).step_name is None
+    assert Frame(1, StepDone("a", 1, StepPolicy(), None)).body.step_name == "a"
+    assert Frame(1, BeginSteps()).body.step_name is None

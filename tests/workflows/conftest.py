@@ -16,8 +16,8 @@ import pytest
 from stepwell import App, HookDefinition
 from stepwell.testing import Harness
 from stepwell.workflows.definition import AnyWorkflow
-from stepwell_server.storage.spine import tasks
 from stepwell_server.storage.database.database import READ
+from stepwell_server.storage.spine import tasks
 from tests.support.patience import PATIENCE
 from tests.support.postgres import PostgresServer
 from tests.support.servers import Served, start_in_process

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepwell.v1 import clock_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceServicer
-from stepwell_server.api.edge.calls import Context, request_of
+from stepwell_server.api.edge.calls import Context, asked_of
 from stepwell_server.api.wire import common as convert
 from stepwell_server.domain.values.errors import InvalidField
 from stepwell_server.domain.values.times import SECOND
@@ -26,7 +26,7 @@ class ClockServicer(ClockServiceServicer):
         )
 
     async def AdvanceClock(self, request: pb.AdvanceClockRequest, context: Context) -> pb.AdvanceClockResponse:
-        caller = request_of(request)
+        caller = asked_of(request)
         hangs_after = (
             convert.duration_from_pb(request.hangs_after) / SECOND if request.HasField("hangs_after") else HUNG
         )

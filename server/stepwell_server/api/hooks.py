@@ -7,8 +7,9 @@ from uuid import uuid4
 
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.hooks_pb2_grpc import HookServiceServicer
-from stepwell_server.api.edge.calls import Context, item_of, readable, request_of
+from stepwell_server.api.edge.calls import Context, asked_of, readable
 from stepwell_server.api.wire import common as convert
+from stepwell_server.api.wire import hooks as wire
 from stepwell_server.domain.hooks.hooks import HOOK_RETRY, HookFilter, HookKey, NewHook
 from stepwell_server.domain.hooks.webhooks import Target
 from stepwell_server.domain.values.errors import InvalidField, StepwellError
@@ -17,7 +18,7 @@ from stepwell_server.domain.values.payloads import EMPTY_OBJECT
 from stepwell_server.engine.hooks.hooks import Hooks
 from stepwell_server.engine.hooks.targets import Targets
 
-_STATUSES = {number: status for status, number in convert.HOOK_STATUSES.items()}
+_STATUSES = {number: status for status, number in wire.HOOK_STATUSES.items()}
 
 
 class HookServicer(HookServiceServicer):
@@ -29,20 +30,20 @@ class HookServicer(HookServiceServicer):
 
     async def TriggerHooks(self, request: pb.TriggerHooksRequest, context: Context) -> pb.TriggerHooksResponse:
         namespace = convert.namespace_from_pb(request.namespace)
-        items = [(readable(one, partial(new_hook, namespace)), item_of(one)) for one in request.items]
+        items = [(readable(one, partial(new_hook, namespace)), asked_of(one)) for one in request.items]
         outcomes = await self._hooks.trigger(items)
         return pb.TriggerHooksResponse(
             results=[
                 pb.TriggerHooksResult(error=convert.item_error_to_pb(one))
                 if isinstance(one, StepwellError)
-                else pb.TriggerHooksResult(hook=convert.hook_to_pb(one))
+                else pb.TriggerHooksResult(hook=wire.hook_to_pb(one))
                 for one in outcomes
             ]
         )
 
     async def GetHook(self, request: pb.GetHookRequest, context: Context) -> pb.GetHookResponse:
         hook = await self._hooks.get(_key(request))
-        return pb.GetHookResponse(hook=convert.hook_to_pb(hook, payload=True))
+        return pb.GetHookResponse(hook=wire.hook_to_pb(hook, payload=True))
 
     async def ListHooks(self, request: pb.ListHooksRequest, context: Context) -> pb.ListHooksResponse:
         if any(one not in _STATUSES for one in request.statuses):
@@ -50,19 +51,19 @@ class HookServicer(HookServiceServicer):
         namespace = convert.namespace_from_pb(request.namespace)
         wanted = HookFilter(namespace, request.name, tuple(_STATUSES[one] for one in request.statuses))
         page = await self._hooks.list(wanted, PageRequest(request.page_size, request.page_token))
-        return pb.ListHooksResponse(hooks=map(convert.hook_to_pb, page.items), next_page_token=page.next_token)
+        return pb.ListHooksResponse(hooks=map(wire.hook_to_pb, page.items), next_page_token=page.next_token)
 
     async def RetryHook(self, request: pb.RetryHookRequest, context: Context) -> pb.RetryHookResponse:
-        hook = await self._hooks.retry(_key(request), request_of(request))
-        return pb.RetryHookResponse(hook=convert.hook_to_pb(hook))
+        hook = await self._hooks.retry(_key(request), asked_of(request))
+        return pb.RetryHookResponse(hook=wire.hook_to_pb(hook))
 
     async def CancelHook(self, request: pb.CancelHookRequest, context: Context) -> pb.CancelHookResponse:
-        hook = await self._hooks.cancel(_key(request), request_of(request))
-        return pb.CancelHookResponse(hook=convert.hook_to_pb(hook))
+        hook = await self._hooks.cancel(_key(request), asked_of(request))
+        return pb.CancelHookResponse(hook=wire.hook_to_pb(hook))
 
     async def PutHookTarget(self, request: pb.PutHookTargetRequest, context: Context) -> pb.PutHookTargetResponse:
         namespace = convert.namespace_from_pb(request.namespace)
-        asked = request_of(request)
+        asked = asked_of(request)
         target, made = await self._targets.put(namespace, request.name, request.url, request.secrets, asked)
         return pb.PutHookTargetResponse(target=_target_to_pb(target), secrets=[one.text for one in made])
 
@@ -75,7 +76,7 @@ class HookServicer(HookServiceServicer):
         self, request: pb.DeleteHookTargetRequest, context: Context
     ) -> pb.DeleteHookTargetResponse:
         namespace = convert.namespace_from_pb(request.namespace)
-        await self._targets.delete(namespace, request.name, request_of(request))
+        await self._targets.delete(namespace, request.name, asked_of(request))
         return pb.DeleteHookTargetResponse()
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from stepwell.v1 import server_pb2 as pb
 from stepwell.v1.server_pb2_grpc import ServerServiceServicer
 from stepwell_server.api.edge.calls import Context
-from stepwell_server.api.wire import common as convert
+from stepwell_server.api.wire import server as wire
 from stepwell_server.engine.server import Server
-from stepwell_server.engine.workers import PROTOCOL
+from stepwell_server.engine.sessions import PROTOCOL
 
 
 class ServerServicer(ServerServiceServicer):
@@ -18,4 +18,4 @@ class ServerServicer(ServerServiceServicer):
 
     async def GetServerInfo(self, request: pb.GetServerInfoRequest, context: Context) -> pb.GetServerInfoResponse:
         clock = await self._server.clock()
-        return convert.server_info_to_pb(self._server, clock, PROTOCOL)
+        return wire.server_info_to_pb(self._server, clock, PROTOCOL)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from stepwell.v1 import transactions_pb2 as pb
 from stepwell.v1.transactions_pb2_grpc import TransactionServiceServicer
 from stepwell_server.api.edge.access import Category
-from stepwell_server.api.edge.calls import Call, Context, current, request_of
+from stepwell_server.api.edge.calls import Call, Context, asked_of, current
 from stepwell_server.api.hooks import new_hook
 from stepwell_server.api.wire import common as convert
+from stepwell_server.api.wire import hooks, workflows
 from stepwell_server.api.workflows import new_event, new_instance, stored_to_pb
 from stepwell_server.domain.hooks.hooks import Hook
 from stepwell_server.domain.values.errors import InvalidField, StepwellError
 from stepwell_server.domain.workflows.instances import Instance
-from stepwell_server.engine.transactions import Done, Operation, Transactions, named
+from stepwell_server.engine.transactions import Transactions, named
 from stepwell_server.engine.workflows.calls import Stored
 
 _CATEGORIES = {
@@ -35,7 +37,7 @@ class TransactionServicer(TransactionServiceServicer):
         namespace = convert.namespace_from_pb(request.namespace)
         _permit(current.get(), namespace, request.operations)
         operations = [_readable(namespace, number, one) for number, one in enumerate(request.operations)]
-        done = await self._transactions.commit(namespace, operations, request_of(request))
+        done = await self._transactions.commit(namespace, operations, asked_of(request))
         return pb.CommitResponse(results=map(_result, done))
 
 
@@ -50,30 +52,32 @@ def _permit(call: Call, namespace: str, operations: Sequence[pb.Operation]) -> N
             raise named(refusal, number) from None
 
 
-def _readable(namespace: str, number: int, one: pb.Operation) -> Operation:
+def _readable(namespace: str, number: int, one: pb.Operation) -> object:
     try:
         return _operation(namespace, one)
     except StepwellError as refusal:
         raise named(refusal, number) from None
 
 
-def _operation(namespace: str, one: pb.Operation) -> Operation:
-    match one.WhichOneof("operation"):
-        case "create_instance":
-            return new_instance(namespace, one.create_instance)
-        case "send_event":
-            return new_event(namespace, one.send_event)
-        case "trigger_hook":
-            return new_hook(namespace, one.trigger_hook)
-        case _:
-            raise InvalidField("say what to do", field="operations")
+def _operation(namespace: str, operation: pb.Operation) -> object:
+    named = operation.WhichOneof("operation")
+    if named is None:
+        raise InvalidField(f"operation is empty: set one of {', '.join(_OPERATIONS)}", field="operations")
+    return _OPERATIONS[named](namespace, getattr(operation, named))
 
 
-def _result(done: Done) -> pb.OperationResult:
-    match done:
-        case Instance():
-            return pb.OperationResult(instance=convert.instance_to_pb(done, payloads=False))
-        case Stored():
-            return pb.OperationResult(event=stored_to_pb(done))
-        case Hook():
-            return pb.OperationResult(hook=convert.hook_to_pb(done))
+_OPERATIONS: Mapping[str, Callable[[str, Any], object]] = {
+    "create_instance": new_instance,
+    "send_event": new_event,
+    "trigger_hook": new_hook,
+}
+
+_RESULTS: Mapping[type, Callable[[Any], pb.OperationResult]] = {
+    Instance: lambda done: pb.OperationResult(instance=workflows.instance_to_pb(done, payloads=False)),
+    Stored: lambda done: pb.OperationResult(event=stored_to_pb(done)),
+    Hook: lambda done: pb.OperationResult(hook=hooks.hook_to_pb(done)),
+}
+
+
+def _result(done: object) -> pb.OperationResult:
+    return _RESULTS[type(done)](done)

@@ -11,11 +11,12 @@ from stepwell.v1 import workflows_pb2 as pb
 from stepwell_server.api.edge import streams, validate
 from stepwell_server.api.edge.calls import Call
 from stepwell_server.api.wire import common as convert
+from stepwell_server.api.wire import workflows as wire
 from stepwell_server.domain.values.errors import StepwellError, StreamLimit
 from stepwell_server.domain.workflows.instances import Head, Instance, InstanceKey
 from stepwell_server.engine.workflows.calls import not_found
+from stepwell_server.engine.workflows.instances import Instances
 from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
-from stepwell_server.engine.workflows.workflows import Workflows
 
 KEEPALIVE = 10.0
 """Seconds after which an empty message says that the server is there."""
@@ -37,7 +38,7 @@ class _Followed:
 class WatchStream:
     """One stream."""
 
-    workflows: Workflows
+    instances: Instances
     call: Call
     watcher: Watcher = field(default_factory=Watcher)
     followed: dict[InstanceKey, _Followed] = field(default_factory=dict)
@@ -57,7 +58,7 @@ class WatchStream:
                 await reader
         finally:
             reader.cancel()
-            self.workflows.watches.drop(self.watcher, list(self.watcher.known))
+            self.instances.watches.drop(self.watcher, list(self.watcher.known))
 
     async def _read(self, requests: AsyncIterator[pb.WatchInstancesRequest]) -> None:
         try:
@@ -81,8 +82,8 @@ class WatchStream:
     async def _add(self, targets: Sequence[pb.WatchTarget]) -> None:
         """Follow these: all are read at once."""
         permitted = [target for target in targets if self._may_follow(target)]
-        mark = self.workflows.watches.mark()
-        found = await self.workflows.get_many([_key(target) for target in permitted]) if permitted else {}
+        mark = self.instances.watches.mark()
+        found = await self.instances.get_many([_key(target) for target in permitted]) if permitted else {}
         for target in permitted:
             key = _key(target)
             if key not in found:
@@ -96,7 +97,7 @@ class WatchStream:
             self.call.permit(key.namespace)
             self.followed[key] = _Followed(target, found[key].id)
             self.watcher.with_steps |= target.include_steps
-            self.workflows.watches.follow(self.watcher, found[key], target.known_revision, mark)
+            self.instances.watches.follow(self.watcher, found[key], target.known_revision, mark)
 
     def _may_follow(self, target: pb.WatchTarget) -> bool:
         try:
@@ -114,7 +115,7 @@ class WatchStream:
     def _drop(self, key: InstanceKey) -> None:
         followed = self.followed.pop(key, None)
         if followed is not None:
-            self.workflows.watches.drop(self.watcher, [followed.instance_id])
+            self.instances.watches.drop(self.watcher, [followed.instance_id])
 
     async def _next(self) -> AsyncIterator[pb.WatchInstancesResponse]:
         """The next messages: what was refused and what has changed, split by size, or a keepalive."""
@@ -135,7 +136,7 @@ class WatchStream:
             yield response
 
     def _response(self) -> pb.WatchInstancesResponse:
-        now = self.workflows.spine.bus.time.now()
+        now = self.instances.now()
         return pb.WatchInstancesResponse(now=convert.timestamp_to_pb(now), draining=self.watcher.is_draining)
 
     async def _news(
@@ -144,24 +145,24 @@ class WatchStream:
         for refusal in refusals:
             yield refusal
         known = {head.id: revision for head, revision in changed}
-        async for instance in self.workflows.watches.read(list(known)):
+        async for instance in self.instances.watches.read(list(known)):
             self.watcher.saw(instance)
             async for change in self._changes(instance, known[instance.id]):
                 yield change
 
     async def _changes(self, instance: Instance, known: int) -> AsyncIterator[pb.InstanceChange]:
         """The instance, with the steps that changed if they were asked for; again for those that do not fit."""
-        change = pb.InstanceChange(instance=convert.instance_to_pb(instance))
+        change = pb.InstanceChange(instance=wire.instance_to_pb(instance))
         followed = self.followed.get(instance.key)
         if followed is not None and followed.target.include_steps:
             size = change.ByteSize()
-            async for one in self.workflows.changed_steps(instance, known):
-                step = convert.step_to_pb(one)
+            async for one in self.instances.changed_steps(instance, known):
+                step = wire.step_to_pb(one)
                 size += step.ByteSize()
                 if size > MESSAGE_BYTES and change.steps:
                     change.more_steps = True
                     yield change
-                    change = pb.InstanceChange(instance=convert.instance_to_pb(instance, payloads=False))
+                    change = pb.InstanceChange(instance=wire.instance_to_pb(instance, payloads=False))
                     size = step.ByteSize()
                 change.steps.append(step)
         yield change

@@ -11,10 +11,12 @@ import structlog
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer
 from stepwell_server.api.edge import streams, validate
-from stepwell_server.api.edge.calls import Call, Context, current, request_of, waiting
+from stepwell_server.api.edge.calls import Call, Context, asked_of, current, waiting
 from stepwell_server.api.wire import common as convert
 from stepwell_server.api.wire import frames
 from stepwell_server.api.wire.frames import NUMBERED, FrameReader
+from stepwell_server.api.wire.server import limits_to_pb
+from stepwell_server.api.wire.workflows import has_state, without_state
 from stepwell_server.domain.spine.frames import Frame
 from stepwell_server.domain.spine.leases import Held, LeaseTimes, session_key
 from stepwell_server.domain.spine.tasks import Verdict
@@ -30,11 +32,13 @@ from stepwell_server.domain.values.pages import PageRequest
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.values.times import SECOND
 from stepwell_server.engine.server import Server
+from stepwell_server.engine.sessions import PROTOCOL, Hello
+from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.connections import MOST_CREDIT, Connection
-from stepwell_server.engine.spine.local_workers import Delivery
-from stepwell_server.engine.spine.outbox import Beat, Draining, Message, News, Refused, State
+from stepwell_server.engine.spine.outbox import Beat, Draining, Message, Refused, State, Told
 from stepwell_server.engine.spine.turns import Turns
-from stepwell_server.engine.workers import LONGEST_CLAIM, PROTOCOL, Hello, Workers
+from stepwell_server.engine.worker_calls import LONGEST_CLAIM, WorkerCalls
+from stepwell_server.engine.workers import Workers
 
 log = structlog.get_logger()
 
@@ -68,8 +72,9 @@ class Terms:
 class WorkerServicer(WorkerServiceServicer):
     """Translates between the wire and `engine.workers`."""
 
-    def __init__(self, workers: Workers, server: Server, terms: Terms) -> None:
+    def __init__(self, workers: Workers, calls: WorkerCalls, server: Server, terms: Terms) -> None:
         self._workers = workers
+        self._calls = calls
         self._server = server
         self._terms = terms
         self._turns = Turns()
@@ -94,7 +99,7 @@ class WorkerServicer(WorkerServiceServicer):
         self, request: pb.RegisterHandlersRequest, context: Context
     ) -> pb.RegisterHandlersResponse:
         hello = frames.hello_from_pb(request.hello, current.get().principal.name)
-        number = await self._workers.register(hello)
+        number = await self._calls.register(hello)
         return pb.RegisterHandlersResponse(welcome=await self._welcome(hello, number, []))
 
     async def ClaimTasks(self, request: pb.ClaimTasksRequest, context: Context) -> pb.ClaimTasksResponse:
@@ -106,16 +111,16 @@ class WorkerServicer(WorkerServiceServicer):
             raise DurationOutOfRange("wait must be at most 30 seconds", field="wait")
         only = frozenset(frames.handler_from_pb(namespace, one) for one in request.handlers)
         with waiting(wait):
-            deliveries = await self._workers.claim(
-                namespace, session_id, request.max_tasks or 1, wait, only, request_of(request)
+            assignments = await self._calls.claim(
+                namespace, session_id, request.max_tasks or 1, wait, only, asked_of(request)
             )
-        pages, left_out = _first_pages(deliveries)
-        await self._workers.give_back(left_out)
+        pages, left_out = _first_pages(assignments)
+        await self._calls.give_back(left_out)
         return pb.ClaimTasksResponse(frames=pages)
 
     async def RenewTasks(self, request: pb.RenewTasksRequest, context: Context) -> pb.RenewTasksResponse:
         namespace, session_id = _session(request)
-        answers = await self._workers.renew(namespace, session_id, [frames.held_from_pb(one) for one in request.tasks])
+        answers = await self._calls.renew(namespace, session_id, [frames.held_from_pb(one) for one in request.tasks])
         results = [
             pb.RenewTasksResult(
                 held=one.verdict is Verdict.ACCEPTED, stop=frames.stop_to_pb(one.stop), wake_again=one.wake_again
@@ -136,11 +141,11 @@ class WorkerServicer(WorkerServiceServicer):
         if "task_ack" in bodies and not numbered:
             await self._acknowledge(namespace, session_id, held)
         if numbered or "need_state" not in bodies:
-            news = await self._workers.commit(namespace, session_id, held, numbered)
+            news = await self._calls.commit(namespace, session_id, held, numbered)
             answered.extend(frames.news_to_pb(held, news))
         if "need_state" in bodies:
             offset = next(one.need_state.offset for one in request.frames if one.HasField("need_state"))
-            answered.append(next(frames.delivery_to_pb(await self._workers.state(session_id, held, offset))))
+            answered.append(next(frames.assignment_to_pb(await self._calls.state(session_id, held, offset))))
         return pb.CommitTaskResponse(frames=answered)
 
     async def ListWorkers(self, request: pb.ListWorkersRequest, context: Context) -> pb.ListWorkersResponse:
@@ -149,7 +154,7 @@ class WorkerServicer(WorkerServiceServicer):
         return pb.ListWorkersResponse(workers=map(frames.worker_to_pb, page.items), next_page_token=page.next_token)
 
     async def _acknowledge(self, namespace: str, session_id: str, held: Held) -> None:
-        (answer,) = await self._workers.renew(namespace, session_id, [held])
+        (answer,) = await self._calls.renew(namespace, session_id, [held])
         if answer.verdict is not Verdict.ACCEPTED:
             raise held.lost()
 
@@ -166,7 +171,7 @@ class WorkerServicer(WorkerServiceServicer):
             connection=connection,
             now=convert.timestamp_to_pb(clock.now),
             virtual_clock=clock.virtual,
-            limits=convert.limits_to_pb(await self._workers.limits_of(hello.namespace)),
+            limits=limits_to_pb(await self._workers.limits_of(hello.namespace)),
             lease=convert.duration_to_pb(terms.times.lease),
             heartbeat_interval=convert.duration_to_pb(terms.heartbeat),
             ack_window=convert.duration_to_pb(terms.times.ack_window),
@@ -232,11 +237,11 @@ class _Stream:
 
     def _to_pb(self, message: Message) -> Iterator[pb.ServerFrame]:
         match message:
-            case Delivery():
-                yield from frames.delivery_to_pb(message)
+            case Assignment():
+                yield from frames.assignment_to_pb(message)
             case State():
-                yield from frames.delivery_to_pb(message.delivery)
-            case News():
+                yield from frames.assignment_to_pb(message.assignment)
+            case Told():
                 yield from frames.news_to_pb(message.held, message.news)
             case Beat():
                 yield pb.ServerFrame(heartbeat=self._beat())
@@ -250,7 +255,7 @@ class _Stream:
         now = self.workers.now()
         return pb.ServerHeartbeat(
             now=convert.timestamp_to_pb(now),
-            credit=self.connection.place.credits,
+            credit=self.connection.worker.credits,
             heartbeat_number=self.connection.last_beat,
         )
 
@@ -369,24 +374,23 @@ def _session(request: pb.ClaimTasksRequest | pb.RenewTasksRequest | pb.CommitTas
     return namespace, session_key(namespace, current.get().principal.name, request.session_id)
 
 
-def _first_pages(deliveries: Sequence[Delivery]) -> tuple[list[pb.ServerFrame], list[Delivery]]:
-    """The first page of each task, and the hooks that do not fit into the message: those have no other page.
+def _first_pages(assignments: Sequence[Assignment]) -> tuple[list[pb.ServerFrame], list[Assignment]]:
+    """The first page of each task, and the tasks that do not fit into the message and have no other page.
 
-    Of a run that does not fit there is a page without anything. Hooks have the first choice of the room, so that a
+    Of a run that does not fit there is a page without anything. The others have the first choice of the room, so that a
     repeated claim brings those again that it brought.
     """
-    pages = {one.held: next(frames.delivery_to_pb(one)) for one in deliveries}
+    pages = {one.held: next(frames.assignment_to_pb(one)) for one in assignments}
     room, left_out = MESSAGE_BYTES, []
-    for one in sorted(deliveries, key=lambda one: one.handed.hook is None):
+    for one in sorted(assignments, key=lambda one: has_state(pages[one.held].task)):
         page = pages[one.held]
-        if page.ByteSize() > room and one.handed.hook is not None:
+        fits = page.ByteSize() <= room
+        if not fits and not has_state(page.task):
             left_out.append(one)
             del pages[one.held]
             continue
-        if page.ByteSize() > room:
-            del page.task.workflow.steps[:]
-            page.task.workflow.ClearField("params")
-            page.task.workflow.more = True
+        if not fits:
+            without_state(page.task)
         room -= page.ByteSize()
     return list(pages.values()), left_out
 

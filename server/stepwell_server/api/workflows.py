@@ -7,28 +7,31 @@ from functools import partial
 
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceServicer
-from stepwell_server.api.edge.calls import Context, current, item_of, readable, request_of, waiting
+from stepwell_server.api.edge.calls import Context, asked_of, current, readable, waiting
 from stepwell_server.api.watches import WatchStream
 from stepwell_server.api.wire import common as convert
+from stepwell_server.api.wire import workflows as wire
 from stepwell_server.domain.values.errors import InvalidField, StepwellError
 from stepwell_server.domain.values.pages import PageRequest
 from stepwell_server.domain.values.payloads import EMPTY_OBJECT
 from stepwell_server.domain.workflows.instances import InstanceFilter, InstanceKey, NewEvent, NewInstance
 from stepwell_server.engine.workflows.calls import Stored
-from stepwell_server.engine.workflows.workflows import DEFAULT_WAIT, Workflows
+from stepwell_server.engine.workflows.instances import DEFAULT_WAIT, Instances
+from stepwell_server.engine.workflows.workflows import Workflows
 
-_STATUSES = {number: status for status, number in convert.STATUSES.items()}
+_STATUSES = {number: status for status, number in wire.STATUSES.items()}
 
 
 class WorkflowServicer(WorkflowServiceServicer):
     """Translates between the wire and `engine.workflows`."""
 
-    def __init__(self, workflows: Workflows) -> None:
+    def __init__(self, workflows: Workflows, instances: Instances) -> None:
         self._workflows = workflows
+        self._instances = instances
 
     async def ListWorkflows(self, request: pb.ListWorkflowsRequest, context: Context) -> pb.ListWorkflowsResponse:
         namespace = convert.namespace_from_pb(request.namespace)
-        page = await self._workflows.list_workflows(namespace, PageRequest(request.page_size, request.page_token))
+        page = await self._instances.list_workflows(namespace, PageRequest(request.page_size, request.page_token))
         found = [
             pb.Workflow(
                 name=one.name,
@@ -49,11 +52,11 @@ class WorkflowServicer(WorkflowServiceServicer):
         new = new_instance(request.namespace, same)
         wait = convert.duration_from_pb(request.wait)
         with waiting(wait):
-            instance = await self._workflows.create(new, item_of(same, request.request_id), wait)
-        return pb.CreateInstanceResponse(instance=convert.instance_to_pb(instance))
+            instance = await self._workflows.create(new, asked_of(same, request.request_id), wait)
+        return pb.CreateInstanceResponse(instance=wire.instance_to_pb(instance))
 
     async def CreateInstances(self, request: pb.CreateInstancesRequest, context: Context) -> pb.CreateInstancesResponse:
-        items = [(readable(one, partial(new_instance, request.namespace)), item_of(one)) for one in request.items]
+        items = [(readable(one, partial(new_instance, request.namespace)), asked_of(one)) for one in request.items]
         skip = request.on_existing == pb.ON_EXISTING_SKIP
         outcomes = await self._workflows.create_many(items, skip_existing=skip)
         return pb.CreateInstancesResponse(
@@ -62,38 +65,38 @@ class WorkflowServicer(WorkflowServiceServicer):
                 if one is None
                 else pb.CreateInstancesResult(error=convert.item_error_to_pb(one))
                 if isinstance(one, StepwellError)
-                else pb.CreateInstancesResult(instance=convert.instance_to_pb(one, payloads=False))
+                else pb.CreateInstancesResult(instance=wire.instance_to_pb(one, payloads=False))
                 for one in outcomes
             ]
         )
 
     async def GetInstance(self, request: pb.GetInstanceRequest, context: Context) -> pb.GetInstanceResponse:
-        instance = await self._workflows.get(_key(request))
+        instance = await self._instances.get(_key(request))
         payloads = request.view != pb.INSTANCE_VIEW_BASIC
-        return pb.GetInstanceResponse(instance=convert.instance_to_pb(instance, payloads=payloads))
+        return pb.GetInstanceResponse(instance=wire.instance_to_pb(instance, payloads=payloads))
 
     async def ListInstances(self, request: pb.ListInstancesRequest, context: Context) -> pb.ListInstancesResponse:
-        page = await self._workflows.list(_filter(request), PageRequest(request.page_size, request.page_token))
-        instances = [convert.instance_to_pb(one) for one in page.items]
+        page = await self._instances.list(_filter(request), PageRequest(request.page_size, request.page_token))
+        instances = [wire.instance_to_pb(one) for one in page.items]
         return pb.ListInstancesResponse(instances=instances, next_page_token=page.next_token)
 
     async def PauseInstance(self, request: pb.PauseInstanceRequest, context: Context) -> pb.PauseInstanceResponse:
-        instance = await self._workflows.pause(_key(request), request_of(request))
-        return pb.PauseInstanceResponse(instance=convert.instance_to_pb(instance, payloads=False))
+        instance = await self._workflows.pause(_key(request), asked_of(request))
+        return pb.PauseInstanceResponse(instance=wire.instance_to_pb(instance, payloads=False))
 
     async def ResumeInstance(self, request: pb.ResumeInstanceRequest, context: Context) -> pb.ResumeInstanceResponse:
-        instance = await self._workflows.resume(_key(request), request_of(request))
-        return pb.ResumeInstanceResponse(instance=convert.instance_to_pb(instance, payloads=False))
+        instance = await self._workflows.resume(_key(request), asked_of(request))
+        return pb.ResumeInstanceResponse(instance=wire.instance_to_pb(instance, payloads=False))
 
     async def TerminateInstance(
         self, request: pb.TerminateInstanceRequest, context: Context
     ) -> pb.TerminateInstanceResponse:
-        instance = await self._workflows.terminate(_key(request), request_of(request))
-        return pb.TerminateInstanceResponse(instance=convert.instance_to_pb(instance, payloads=False))
+        instance = await self._workflows.terminate(_key(request), asked_of(request))
+        return pb.TerminateInstanceResponse(instance=wire.instance_to_pb(instance, payloads=False))
 
     async def RestartInstance(self, request: pb.RestartInstanceRequest, context: Context) -> pb.RestartInstanceResponse:
-        instance = await self._workflows.restart(_key(request), request.from_step, request_of(request))
-        return pb.RestartInstanceResponse(instance=convert.instance_to_pb(instance, payloads=False))
+        instance = await self._workflows.restart(_key(request), request.from_step, asked_of(request))
+        return pb.RestartInstanceResponse(instance=wire.instance_to_pb(instance, payloads=False))
 
     async def SendEvent(self, request: pb.SendEventRequest, context: Context) -> pb.SendEventResponse:
         same = pb.SendEventsItem(
@@ -101,11 +104,13 @@ class WorkflowServicer(WorkflowServiceServicer):
         )
         if request.HasField("payload"):
             same.payload.CopyFrom(request.payload)
-        stored = await self._workflows.send_event(new_event(request.namespace, same), item_of(same, request.request_id))
+        stored = await self._workflows.send_event(
+            new_event(request.namespace, same), asked_of(same, request.request_id)
+        )
         return stored_to_pb(stored)
 
     async def SendEvents(self, request: pb.SendEventsRequest, context: Context) -> pb.SendEventsResponse:
-        items = [(readable(one, partial(new_event, request.namespace)), item_of(one)) for one in request.items]
+        items = [(readable(one, partial(new_event, request.namespace)), asked_of(one)) for one in request.items]
         outcomes = await self._workflows.send_events(items)
         return pb.SendEventsResponse(
             results=[
@@ -118,26 +123,26 @@ class WorkflowServicer(WorkflowServiceServicer):
 
     async def GetHistory(self, request: pb.GetHistoryRequest, context: Context) -> pb.GetHistoryResponse:
         run = request.run_number if request.HasField("run_number") else None
-        run, page = await self._workflows.history(
+        run, page = await self._instances.history(
             _key(request),
             run,
             PageRequest(request.page_size, request.page_token),
             descending=request.order == pb.LIST_ORDER_NEWEST_FIRST,
         )
-        entries = [convert.entry_to_pb(one) for one in page.items]
+        entries = [wire.entry_to_pb(one) for one in page.items]
         return pb.GetHistoryResponse(entries=entries, next_page_token=page.next_token, run_number=run)
 
     async def WaitInstance(self, request: pb.WaitInstanceRequest, context: Context) -> pb.WaitInstanceResponse:
         given = request.HasField("timeout")
         longest = convert.duration_from_pb(request.timeout) if given else DEFAULT_WAIT
         with waiting(longest):
-            instance = await self._workflows.wait(_key(request), longest)
-        return pb.WaitInstanceResponse(instance=convert.instance_to_pb(instance))
+            instance = await self._instances.wait(_key(request), longest)
+        return pb.WaitInstanceResponse(instance=wire.instance_to_pb(instance))
 
     async def WatchInstances(  # type: ignore[override]  # it writes to the context itself, to see when nobody reads
         self, request_iterator: AsyncIterator[pb.WatchInstancesRequest], context: Context
     ) -> None:
-        await WatchStream(self._workflows, current.get()).serve(request_iterator)
+        await WatchStream(self._instances, current.get()).serve(request_iterator)
 
 
 def _key(request: object) -> InstanceKey:
@@ -177,5 +182,5 @@ def _filter(request: pb.ListInstancesRequest) -> InstanceFilter:
 def stored_to_pb(stored: Stored) -> pb.SendEventResponse:
     """An event that is stored."""
     return pb.SendEventResponse(
-        event=convert.event_to_pb(stored.event, payload=False), status=convert.STATUSES[stored.status]
+        event=wire.event_to_pb(stored.event, payload=False), status=wire.STATUSES[stored.status]
     )

@@ -43,6 +43,11 @@ class NamespaceLimits:
     max_steps_per_run: int = 0
     max_pending_events: int = 0
 
+    @classmethod
+    def of_server(cls, server: Limits) -> NamespaceLimits:
+        """The limits that hold where a namespace sets none."""
+        return cls(server.payload_bytes, server.steps_per_run, server.pending_events)
+
     def check(self, server: Limits) -> None:
         """Refuse a limit that is negative or above the server's."""
         highest = {

@@ -11,17 +11,17 @@ from stepwell_server.domain.clock import ClockReading
 from stepwell_server.domain.spine.executions import load_open
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.spine.tasks import Task
+from stepwell_server.domain.values.asked import Asked
 from stepwell_server.domain.values.times import Micros
-from stepwell_server.engine.hooks import book as jobs
 from stepwell_server.engine.spine.group import committed_by
-from stepwell_server.engine.spine.replica import Spine
-from stepwell_server.engine.spine.requests import Request
+from stepwell_server.engine.spine.kinds import Kinds
+from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.storage.database import clock as store
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import READ, Tx
-from stepwell_server.storage.spine import handlers, requests, tasks
+from stepwell_server.storage.spine import requests, tasks
 from stepwell_server.storage.spine.tasks import Stamp
-from stepwell_server.storage.workflows import runs
+from stepwell_server.storage.spine.wakes import next_wakes
 
 LONGEST_ADVANCE = 20.0
 """Seconds of real time after which an advance answers, wherever it is."""
@@ -55,46 +55,46 @@ class _View:
     next_timer: Micros | None
     revision: int
     """Changes whenever anything does."""
-    unserved_until: Micros | None
-    """When a hook fails because nobody ever registered its name."""
+    gives_up_at: Micros | None
+    """When something fails because no worker ever took it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Clock:
     """The clock that decides: read it, and where it is virtual, move it."""
 
-    spine: Spine
+    replica: Replica
 
     async def read(self) -> ClockReading:
         """Both clocks, now."""
-        return await self.spine.db.run_tx(store.read, READ)
+        return await self.replica.db.run_tx(store.read, READ)
 
     async def advance(
-        self, request: Request, *, by: Micros | None = None, to: Micros | None = None, hangs_after: float
+        self, asked: Asked, *, by: Micros | None = None, to: Micros | None = None, hangs_after: float
     ) -> Stand:
         """Move a virtual clock forward, from due time to due time, and let what is due there be done.
 
         Work may still be running when the call must answer. What shows no change for `hangs_after` seconds of real
         time is taken to hang until its timeout.
         """
-        target = await self._target(request, by, to)
+        target = await self._target(asked, by, to)
         ends = asyncio.get_running_loop().time() + LONGEST_ADVANCE
         while True:
             view = await self._settled(ends, hangs_after)
             if view is None:
-                return await self.spine.db.run_tx(_still_on_the_way, READ)
+                return await self.replica.db.run_tx(_still_on_the_way, READ)
             if view.at.now >= target:
                 return Stand(view.at.now, True)
             await self._move(min(target, self._next_stop(view, target)))
 
-    async def _target(self, request: Request, by: Micros | None, to: Micros | None) -> Micros:
+    async def _target(self, asked: Asked, by: Micros | None, to: Micros | None) -> Micros:
         """Where to go, fixed when the request is first seen: a repetition goes to the same instant, not further."""
-        key = request.key("")
+        asked.check()
 
         def work(tx: Tx) -> Micros:
-            return requests.once(tx, key, lambda: store.lock(tx).moved(by=by, to=to), dump=int, load=int)
+            return requests.once(tx, "", asked, lambda: store.lock(tx).moved(by=by, to=to), dump=int, load=int)
 
-        return await self.spine.db.run_tx(work)
+        return await self.replica.db.run_tx(work)
 
     async def _move(self, instant: Micros) -> None:
         def work(tx: Tx) -> Stamp:
@@ -102,11 +102,11 @@ class Clock:
                 store.move(tx, instant)
             return tasks.stamp(tx)
 
-        self.spine.bus.clock_moved(await self.spine.db.run_tx(work))
+        self.replica.bus.clock_moved(await self.replica.db.run_tx(work))
 
     def _next_stop(self, view: _View, target: Micros) -> Micros:
         """The next instant at which something happens by itself."""
-        stops = (view.next_due, view.next_timer, view.unserved_until)
+        stops = (view.next_due, view.next_timer, view.gives_up_at)
         return min((at for at in stops if at is not None and at > view.at.now), default=target)
 
     async def _settled(self, ends: float, hangs_after: float) -> _View | None:
@@ -118,10 +118,10 @@ class Clock:
         loop = asyncio.get_running_loop()
         before, quiet_since, looks = None, loop.time(), 0
         while True:
-            served = self.spine.dispatcher.served()
-            view = await self.spine.db.run_tx(partial(_look, served=served), READ)
-            if view.unserved_until is not None and view.unserved_until <= view.at.now:
-                await self._fail_unserved()
+            served = self.replica.handout.workers.served()
+            view = await self.replica.db.run_tx(partial(_look, served=served, kinds=self.replica.kinds), READ)
+            if view.gives_up_at is not None and view.gives_up_at <= view.at.now:
+                await self._give_up()
                 continue
             if not view.held and not self._claimable(view):
                 return view
@@ -135,31 +135,30 @@ class Clock:
                 return None
             await asyncio.sleep(LOOK)
 
-    async def _fail_unserved(self) -> None:
+    async def _give_up(self) -> None:
         """What a sweep would do in a moment."""
-        rules = self.spine.committer.rules
+        kinds, rules = self.replica.kinds, self.replica.rules
 
         def work(tx: Tx) -> tuple[list[Task], Stamp]:
-            return jobs.fail_unserved(tx, handlers.next_wakes(tx), rules), tasks.stamp(tx)
+            return kinds.give_up(tx, next_wakes(tx), rules), tasks.stamp(tx)
 
-        failed, at = await self.spine.db.run_tx(work)
-        self.spine.announce(committed_by(failed, [], at))
+        failed, at = await self.replica.db.run_tx(work)
+        self.replica.announce(committed_by(failed, [], at))
 
     def _claimable(self, view: _View) -> bool:
         """Whether something is due that a worker of this replica could take."""
         return view.next_due is not None and view.next_due <= view.at.now
 
 
-def _look(tx: Tx, served: Set[Handler]) -> _View:
+def _look(tx: Tx, served: Set[Handler], kinds: Kinds) -> _View:
     dialect.take_snapshot(tx)  # what is suspended between two statements would be seen by neither
-    wakes = handlers.next_wakes(tx)
+    wakes = next_wakes(tx)
     held = tasks.held(tx)
     due = min((one.due_at for one in wakes if one.due_at is not None and one.handler in served), default=None)
-    timers = [runs.next_timer(tx), *(one.ends_at for task in held for one in load_open(task.open_steps))]
+    timers = [kinds.next_timer(tx), *(one.ends_at for task in held for one in load_open(task.open_steps))]
     timer = min((at for at in timers if at is not None), default=None)
     revision = sum(task.revision + task.fence for task in held)
-    unserved_until = min(jobs.unserved_until(wakes).values(), default=None)
-    return _View(tasks.stamp(tx), len(held), due, timer, revision, unserved_until)
+    return _View(tasks.stamp(tx), len(held), due, timer, revision, kinds.gives_up_at(wakes))
 
 
 def _still_on_the_way(tx: Tx) -> Stand:

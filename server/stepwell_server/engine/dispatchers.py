@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Collection
+from collections.abc import AsyncGenerator, Collection
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -12,12 +12,12 @@ from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.spine.wakes import ProcessOrder, Wake, WakeFilter
 from stepwell_server.domain.values.errors import DurationOutOfRange, ProcessDisabled
 from stepwell_server.domain.values.times import LONGEST_WAIT, SECOND, Micros
-from stepwell_server.engine.spine.replica import Spine
+from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.engine.spine.waits import Waits
 from stepwell_server.storage.database.database import READ, Tx
-from stepwell_server.storage.spine import handlers, sessions, tasks
-from stepwell_server.storage.spine.handlers import HandlerWake
+from stepwell_server.storage.spine import sessions, tasks, wakes
 from stepwell_server.storage.spine.tasks import Stamp
+from stepwell_server.storage.spine.wakes import HandlerWake
 
 CONFLATED = 0.02
 """Seconds for which changes are collected before followers are told of the newest."""
@@ -60,11 +60,10 @@ class _Feed:
 
 
 class Dispatchers:
-    """What sidecars ask for. `order` tells other replicas to hand out as well."""
+    """What sidecars ask for."""
 
-    def __init__(self, spine: Spine, order: Callable[[ProcessOrder], None], *, hands_out: bool) -> None:
-        self._spine = spine
-        self._order = order
+    def __init__(self, replica: Replica, *, hands_out: bool) -> None:
+        self._replica = replica
         self._hands_out = hands_out
         self._feeds: dict[WakeFilter, _Feed] = {}
         self._waits = Waits()
@@ -79,30 +78,30 @@ class Dispatchers:
     async def next_wake(self, wanted: WakeFilter) -> Wake:
         """The next wake, as the database says now; if it never stands still, not later than that."""
         wanted.check()
-        await self._spine.registry.limits_of(wanted.namespace)
+        await self._replica.registry.limits_of(wanted.namespace)
 
         def work(tx: Tx) -> tuple[list[HandlerWake], set[Handler], Stamp]:
-            found = handlers.next_wakes_in(tx, wanted.namespace)
+            found = wakes.next_wakes_in(tx, wanted.namespace)
             return found, sessions.served(tx, wanted.namespace), tasks.stamp(tx)
 
-        bus = self._spine.bus
+        bus = self._replica.bus
         for _ in range(MOST_QUESTIONS):
-            mark = bus.mark()
-            found, served, at = await self._spine.db.run_tx(work, READ)
+            mark = bus.notes.mark()
+            found, served, at = await self._replica.db.run_tx(work, READ)
             bus.refresh(found, at, mark, whole=lambda handler: handler.namespace == wanted.namespace)
             bus.serve(frozenset(one for one in bus.served if one.namespace != wanted.namespace) | served)
-            if not bus.is_noted_since(wanted.matches, mark):
+            if not bus.notes.any_since(wanted.matches, mark):
                 break
         return self._current(wanted)
 
     def _current(self, wanted: WakeFilter) -> Wake:
         """The next wake, as far as this replica knows: never later than the truth for what it has committed itself."""
-        bus = self._spine.bus
+        bus = self._replica.bus
         wake, now = bus.next_wake(wanted.matches), bus.time.now()
         times = [] if wake.due_at is None else [wake.due_at]
         if wake.lapses_at is not None:  # by the other clock
             times.append(now + max(0, wake.lapses_at - bus.time.lease_now()))
-        served = self._spine.dispatcher.served() | bus.served
+        served = self._replica.handout.workers.served() | bus.served
         unserved = [(one, at) for one, at in bus.due_handlers(wanted.matches) if one not in served]
         return Wake(wake.number, now, min(times, default=None), tuple(unserved[:MOST_UNSERVED]))
 
@@ -117,7 +116,7 @@ class Dispatchers:
         try:
             while True:
                 changed = feed.changed
-                yield replace(feed.wake, now=self._spine.bus.time.now())  # who sleeps until then counts from now
+                yield replace(feed.wake, now=self._replica.bus.time.now())  # who sleeps until then counts from now
                 with suppress(TimeoutError):
                     async with asyncio.timeout(keepalive):
                         await changed.wait()
@@ -131,14 +130,14 @@ class Dispatchers:
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._until_due(wanted)):
-                    await self._spine.bus.changed_since(feed.wake.number)
+                    await self._replica.bus.changed_since(feed.wake.number)
             await asyncio.sleep(CONFLATED)
             feed.publish(self._current(wanted))
 
     def _until_due(self, wanted: WakeFilter) -> float | None:
         """Seconds until something becomes due by itself, which may have nobody to serve it. None: nothing does."""
-        time = self._spine.bus.time
-        due_at = self._spine.bus.next_after(wanted.matches, time.now())
+        time = self._replica.bus.time
+        due_at = self._replica.bus.next_after(wanted.matches, time.now())
         return None if due_at is None or time.virtual else (due_at - time.now()) / SECOND
 
     def drain(self) -> None:
@@ -156,18 +155,17 @@ class Dispatchers:
         if wait > LONGEST_WAIT:
             raise DurationOutOfRange("wait must be at most 60 seconds", field="wait")
         order.wanted.check()
-        await self._spine.registry.limits_of(order.wanted.namespace)
-        dispatcher = self._spine.dispatcher
-        handed = await dispatcher.process(order)
-        self._order(order)
+        await self._replica.registry.limits_of(order.wanted.namespace)
+        handed = await self._replica.handout.process(order)
+        self._replica.relay.order(order)
         ended = await self._ended(handed, wait / SECOND)
         return Processed(len(handed), ended, await self.next_wake(order.wanted))
 
     async def _ended(self, handed: Collection[Held], seconds: float) -> int:
         """How many of these executions end within so many seconds, or before the replica goes away."""
-        dispatcher = self._spine.dispatcher
+        holders = self._replica.handout.holders
         try:
             async with self._waits.until(self._waits.ends(seconds)):
-                return await dispatcher.ended(handed, seconds)
+                return await holders.ended(handed, seconds)
         except TimeoutError:
-            return await dispatcher.ended(handed, SHORTEST_WAIT)
+            return await holders.ended(handed, SHORTEST_WAIT)

@@ -8,11 +8,11 @@ from functools import partial
 from typing import Any
 
 from stepwell_server.domain.namespaces import Namespace, NamespaceLimits, NamespaceSpec, Retention, check_name
+from stepwell_server.domain.values.asked import Asked
 from stepwell_server.domain.values.errors import NamespaceAlreadyExists, NamespaceNotFound
 from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.values.pages import Page, PageRequest
 from stepwell_server.engine.spine.registry import Registry
-from stepwell_server.engine.spine.requests import Request
 from stepwell_server.storage import namespaces as store
 from stepwell_server.storage.database.database import READ, Database, Tx
 from stepwell_server.storage.database.paging import PageTokens
@@ -30,16 +30,16 @@ class Namespaces:
     limits: Limits
     registry: Registry
 
-    async def create(self, spec: NamespaceSpec, request: Request) -> Namespace:
+    async def create(self, spec: NamespaceSpec, asked: Asked) -> Namespace:
         """Add a namespace. One of that name that exists already is refused."""
-        key = request.key("")
+        asked.check()
 
         def insert(tx: Tx) -> Namespace:
             spec.check(self.limits)  # after a repetition was answered: limits may have changed since
             return _insert(tx, spec)
 
         def work(tx: Tx) -> Namespace:
-            return requests.once(tx, key, lambda: insert(tx), dump=asdict, load=_load)
+            return requests.once(tx, "", asked, lambda: insert(tx), dump=asdict, load=_load)
 
         return await self.db.run_tx(work)
 
@@ -58,10 +58,10 @@ class Namespaces:
         items, more = shown[:limit], len(shown) > limit
         return Page(items, self.tokens.encode(scope, [items[-1].spec.name]) if more else "")
 
-    async def update(self, change: NamespaceSpec, mask: Sequence[str], request: Request) -> Namespace:
+    async def update(self, change: NamespaceSpec, mask: Sequence[str], asked: Asked) -> Namespace:
         """Take the masked fields of `change` over into the namespace of that name."""
         check_name(change.name)
-        key = request.key("")
+        asked.check()
 
         def apply(tx: Tx) -> Namespace:
             current = store.lock(tx, change.name)
@@ -72,7 +72,7 @@ class Namespaces:
             return store.save(tx, wanted)
 
         def work(tx: Tx) -> Namespace:
-            return requests.once(tx, key, lambda: apply(tx), dump=asdict, load=_load)
+            return requests.once(tx, "", asked, lambda: apply(tx), dump=asdict, load=_load)
 
         updated = await self.db.run_tx(work)
         self.registry.forget(change.name)

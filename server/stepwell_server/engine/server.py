@@ -14,8 +14,8 @@ from stepwell_server.storage.deployments import Deployment
 
 
 @dataclass(frozen=True, slots=True)
-class Replica:
-    """This process: facts that hold from its start to its end."""
+class Identity:
+    """Facts about this process that hold from its start to its end."""
 
     version: str
     replica_id: str
@@ -30,7 +30,7 @@ class Server:
     """The replica, and the database behind it."""
 
     db: Database
-    replica: Replica
+    replica: Identity
     hints: Hints
 
     @property

@@ -12,7 +12,7 @@ from stepwell_server.storage import namespaces
 from stepwell_server.storage.database import clock as clocks
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
-from stepwell_server.storage.schema import clock, deployment
+from stepwell_server.storage.schema.deployment import clock, deployment
 
 
 class ClockModeMismatch(Exception):

@@ -11,7 +11,7 @@ from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.clock import db_now
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.paging import Position, beyond
-from stepwell_server.storage.schema import namespaces
+from stepwell_server.storage.schema.namespaces import namespaces
 
 
 def insert(tx: Tx, spec: NamespaceSpec) -> Namespace | None:

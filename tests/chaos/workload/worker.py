@@ -13,8 +13,8 @@ from typing import Any
 
 from stepwell import App, CallFailed, Client, Worker
 from stepwell.errors import StepFailed
-from stepwell.holdings import Holdings
 from stepwell.v1 import workers_pb2 as pb
+from stepwell.worker.dialogue import Dialogue
 from tests.chaos.facts.fact import now_ns
 from tests.chaos.facts.tasks import GivenUp
 from tests.chaos.site.names import ELSEWHERE
@@ -29,25 +29,25 @@ CACHE = 20
 
 def note_what_is_let_go() -> None:
     """Write down which leases this process gives up by itself, and which it is told to have lost."""
-    expire, receive = Holdings.expire, Holdings.receive
+    expire, receive = Dialogue.expire, Dialogue.receive
 
-    def expiring(self: Holdings) -> None:
+    def expiring(self: Dialogue) -> None:
         before = _leases(self)
         expire(self)
         for lease in before - _leases(self):
             Ledger.recorder.record(GivenUp(Ledger.worker, *lease, now_ns()))
 
-    def receiving(self: Holdings, frame: pb.ServerFrame) -> None:
+    def receiving(self: Dialogue, frame: pb.ServerFrame) -> None:
         if frame.HasField("stale"):
             Ledger.recorder.record(GivenUp(Ledger.worker, frame.task_id, frame.fence, now_ns(), told=True))
         receive(self, frame)
 
-    Holdings.expire = expiring  # type: ignore[method-assign]
-    Holdings.receive = receiving  # type: ignore[method-assign]
+    Dialogue.expire = expiring  # type: ignore[method-assign]
+    Dialogue.receive = receiving  # type: ignore[method-assign]
 
 
-def _leases(holdings: Holdings) -> set[tuple[int, int]]:
-    return {(held.task_id, held.fence) for held in holdings.held()}
+def _leases(dialogue: Dialogue) -> set[tuple[int, int]]:
+    return {(lease.task_id, lease.fence) for lease in dialogue.held.leases}
 
 
 class Quiet(logging.Formatter):

@@ -12,7 +12,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from stepwell.durations import to_timedelta, to_words
-from stepwell.statuses import hook_status_numbers, status_numbers
+from stepwell.hooks.info import hook_status_numbers
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from stepwell.workflows.info import status_numbers

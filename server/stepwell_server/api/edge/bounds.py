@@ -12,8 +12,8 @@ from stepwell_server.domain.values.errors import BatchTooLarge, InvalidField, In
 from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.values.traces import TRACE_ENTRIES
 from stepwell_server.domain.workflows.instances import LABELS, LABELS_ASKED
+from stepwell_server.engine.sessions import MOST_HANDLERS
 from stepwell_server.engine.spine.connections import MOST_CREDIT
-from stepwell_server.engine.workers import MOST_HANDLERS
 
 MOST_FIELDS = 250_000
 """Values of any kind in one message, however they are nested."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from contextvars import ContextVar
@@ -16,6 +17,7 @@ from grpc import StatusCode, aio
 from stepwell.v1.transactions_pb2 import CommitRequest
 from stepwell_server.api.edge import validate
 from stepwell_server.api.edge.access import METHODS, OPEN_METHODS, Caller, Category, Policy, Principal
+from stepwell_server.domain.values.asked import Asked
 from stepwell_server.domain.values.errors import (
     Internal,
     PermissionDenied,
@@ -24,8 +26,6 @@ from stepwell_server.domain.values.errors import (
     Unauthenticated,
 )
 from stepwell_server.domain.values.times import Micros
-from stepwell_server.engine.spine.batches import Item
-from stepwell_server.engine.spine.requests import Request
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
 
@@ -123,33 +123,22 @@ def readable(item: M, read: Callable[[M], New]) -> New | StepwellError:
         return refusal
 
 
-def item_of(message: Message, request_id: str = "") -> Item:
-    """How one thing of a batch is recognised, whether it came alone or with others."""
+def asked_of(message: Message, request_id: str = "") -> Asked:
+    """How a call, or an item of a batch, is recognised when it comes again: by its request_id and all that it asks."""
     request_id = request_id or message.request_id  # type: ignore[attr-defined]
-    principal = current.get().principal.name
-    return Item(request_id, _asked(message) if request_id else b"", principal)
-
-
-def request_of(message: Message) -> Request:
-    """What a mutating use case must know of the call: the message without its request_id and trace is what it asks."""
     call = current.get()
-    return Request(
-        principal=call.principal.name,
-        method=call.method,
-        request_id=message.request_id,  # type: ignore[attr-defined]
-        body=_asked(message),
-    )
+    return Asked(call.principal.name, call.method, request_id, _hash(message) if request_id else b"")
 
 
-def _asked(message: Message) -> bytes:
-    """What a message asks for: all but its name and its trace, which a repetition need not have kept."""
+def _hash(message: Message) -> bytes:
+    """Hash what a message asks for: all but its request_id and its trace, which a repetition need not have kept."""
     body = type(message)()
     body.CopyFrom(message)
     for part in (body, *_operations(body)):
         for name in ("request_id", "trace"):
             if name in part.DESCRIPTOR.fields_by_name:
                 part.ClearField(name)
-    return body.SerializeToString(deterministic=True)
+    return hashlib.sha256(body.SerializeToString(deterministic=True)).digest()
 
 
 def _operations(message: Message) -> list[Message]:

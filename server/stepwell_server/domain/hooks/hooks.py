@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from stepwell_server.domain.spine.events import is_event
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.jobs import JobStatus
 from stepwell_server.domain.values.errors import HookCompleted, HookEnded, InvalidHookId, InvalidHookName
@@ -33,8 +34,6 @@ HOOK_TIMEOUT: Micros = 10 * MINUTE
 UNSERVED_FOR: Micros = 24 * HOUR
 """How long a hook is due before it fails because nobody ever registered its name."""
 HANDLER_NOT_FOUND = "HOOK_HANDLER_NOT_FOUND"
-ENGINE_PREFIXES = ("workflow.", "pipeline.", "queue.", "buffer.", "continuous.")
-"""Names that only the engine triggers."""
 
 _HOOK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
 
@@ -80,11 +79,15 @@ class NewHook:
         """Whom it goes to."""
         return Handler(self.key.namespace, TaskKind.HOOK, self.name)
 
+    def due_at(self, stored_at: Micros) -> Micros:
+        """When it is first due: not before it is stored, or it would overtake those that were due before it."""
+        return max(stored_at, self.process_at or 0)
+
     def check(self) -> None:
         """Refuse a name, an id or a trace that breaks its rule, and the engine's own names."""
         check_trace(self.trace)
         check_hook_name(self.name)
-        if self.name.startswith(ENGINE_PREFIXES):
+        if is_event(self.name):
             raise InvalidHookName("this name is the engine's own", field="name", name=self.name)
         if not is_name(self.key.hook_id, HOOK_ID_LENGTH):
             raise InvalidHookId(

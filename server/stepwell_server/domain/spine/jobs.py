@@ -7,18 +7,19 @@ other row; a holder that is lost is charged for exactly that execution.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
 from stepwell_server.domain.spine.executions import OpenStep, dump_open, load_open
-from stepwell_server.domain.spine.frames import Frame, FrameAnswer, Outcome, Rejected, RunNews
+from stepwell_server.domain.spine.frames import Frame, FrameAnswer, News, Outcome, Rejected
 from stepwell_server.domain.spine.leases import Held, Owner
 from stepwell_server.domain.spine.tasks import Reason, Stop, Task, TaskStatus, Verdict
+from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import InvalidField, StepwellError
 from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.values.times import Micros
-from stepwell_server.domain.workflows.runs import RunRules
 
 JOB_PRIORITY = 5
 """Jobs are taken oldest due first, whether new or tried again."""
@@ -56,7 +57,7 @@ class Job:
     task: Task
     now: Micros
     lease_now: Micros
-    rules: RunRules
+    rules: Rules
     ended: Execution | None = None
     """The execution that ended in this transaction."""
 
@@ -71,6 +72,9 @@ class Job:
         return None if self.ended is None or self.ended.status is JobStatus.OPEN else self.ended
 
     # ---- what the worker reports
+
+    def begin_batch(self, frames: Sequence[Frame]) -> None:
+        """Do nothing: one frame says it all."""
 
     def apply(self, frame: Frame, session_id: str) -> FrameAnswer:
         """Take the outcome over. Any other frame uses its number up and changes nothing else."""
@@ -123,13 +127,19 @@ class Job:
 
     # ---- what happens by itself
 
-    def news(self, answers: tuple[FrameAnswer, ...], *, again: bool) -> RunNews:
+    def news(self, answers: tuple[FrameAnswer, ...], *, again: bool) -> News:
         """What its worker learns besides: that it has lost the job, if its execution is open for too long."""
         if self._open.ends_at > self.now:
-            return RunNews(answers, revision=self.task.revision, next_timer=self._open.ends_at)
-        self._end(_TIMED_OUT)
+            return News(answers, revision=self.task.revision, next_timer=self._open.ends_at)
         lease = Held(self.task.id, self.task.fence)
-        return RunNews(answers, stale=lease.lost())
+        self.end_overtime()
+        return News(answers, stale=lease.lost())
+
+    def end_overtime(self) -> bool:
+        """Take the job from a holder whose execution is open for too long."""
+        if self._open.ends_at <= self.now:
+            self._end(_TIMED_OUT)
+        return False
 
     def claim(self, owner: Owner, fence: int, attempts: int, policy: StepPolicy) -> bool:
         """Lease the job for its next execution. False: a lost holder had the last one, and the job has failed.

@@ -13,25 +13,17 @@ shall be comes out. Storage writes the result; nothing else changes a task.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.spine.leases import Held, Lease, LeaseTimes, Owner
 from stepwell_server.domain.values.times import Micros
 
 LOWEST_PRIORITY = 9
 BEGUN_PRIORITY = 3
 """What somebody has begun comes before what is new."""
-
-
-class TaskKind(StrEnum):
-    """What a task advances. Kinds are added with the primitives they belong to."""
-
-    WORKFLOW = "workflow"
-    HOOK = "hook"
-    INTERNAL = "internal"
 
 
 class TaskStatus(StrEnum):
@@ -58,7 +50,6 @@ class Stop(StrEnum):
 
     NONE = "none"
     PAUSE = "pause"
-    CANCEL = "cancel"
 
 
 class Verdict(StrEnum):
@@ -67,30 +58,6 @@ class Verdict(StrEnum):
     ACCEPTED = "accepted"
     REPEATED = "repeated"
     STALE = "stale"
-
-
-@dataclass(frozen=True, slots=True)
-class Handler:
-    """Whom a task is addressed to."""
-
-    namespace: str
-    kind: TaskKind
-    name: str
-
-
-def known_handlers(named: Iterable[tuple[str, str, str]]) -> tuple[Handler, ...]:
-    """Handlers by namespace, kind and name, without those whose kind only a newer server knows."""
-    kinds = {kind.value: kind for kind in TaskKind}
-    return tuple(Handler(space, kinds[kind], name) for space, kind, name in named if kind in kinds)
-
-
-@dataclass(frozen=True, slots=True)
-class Registration:
-    """A handler that a worker said it hosts."""
-
-    handler: Handler
-    description: str = ""
-    registered_at: Micros = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,10 +231,8 @@ class Task(NamedTuple):
         )
 
 
-def judge(task: Task | None, held: Held, frame_number: int = 0) -> Verdict:
-    """What to answer to a frame about a lease, given the task as it is under its lock; None means there is none."""
+def judge(task: Task | None, held: Held) -> Verdict:
+    """Say whether a lease counts, given the task as it is under its lock. None: there is no task."""
     if task is None or task.fence != held.fence:
         return Verdict.STALE
-    if 0 < frame_number <= task.frame_number:
-        return Verdict.REPEATED  # also of a frame that gave the task up: it was applied, and its sender may forget it
     return Verdict.ACCEPTED if task.status is TaskStatus.PROCESSING else Verdict.STALE

@@ -1,22 +1,18 @@
-"""Engine events: what happens to workflows, told by hooks to whoever wants to know. `EngineEvent` in hooks.proto."""
+"""Engine events of workflows: a run can begin or go on, or it has ended."""
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
 from enum import StrEnum
 
-from stepwell_server.domain.hooks.hooks import HookKey, NewHook
-from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.events import EngineEvent
 from stepwell_server.domain.spine.tasks import Reason, Task, TaskStatus
 from stepwell_server.domain.values.failures import Failure
-from stepwell_server.domain.values.payloads import Payload
-from stepwell_server.domain.values.times import Micros, to_rfc3339
+from stepwell_server.domain.values.times import Micros
 from stepwell_server.domain.workflows.instances import InstanceKey
 
 
-class EngineEventName(StrEnum):
-    """What can be hooked."""
+class WorkflowEvent(StrEnum):
+    """What can be hooked of workflows."""
 
     ENQUEUED = "workflow.enqueued"
     COMPLETED = "workflow.completed"
@@ -24,59 +20,31 @@ class EngineEventName(StrEnum):
     TERMINATED = "workflow.terminated"
 
 
-@dataclass(frozen=True, slots=True)
-class EngineEvent:
-    """Something that happened to an instance."""
-
-    name: EngineEventName
-    workflow: Handler
-    instance_id: str
-    run_number: int
-    at: Micros
-    reason: str = ""
-    run_at: Micros | None = None
-    failure: Failure | None = None
-
-    @property
-    def handler(self) -> Handler:
-        """Whom it is told."""
-        return Handler(self.workflow.namespace, TaskKind.HOOK, self.name)
-
-    def to_hook(self, unique: str) -> NewHook:
-        """The hook that tells it, under an id that no other has."""
-        told: dict[str, object] = {
-            "event": self.name,
-            "namespace": self.workflow.namespace,
-            "workflow": self.workflow.name,
-            "instance_id": self.instance_id,
-            "run_number": self.run_number,
-            "at": to_rfc3339(self.at),
-        }
-        if self.run_at is not None:
-            told |= {"reason": self.reason, "run_at": to_rfc3339(self.run_at)}
-        if self.failure is not None:
-            told["failure"] = {"name": self.failure.name, "message": self.failure.message}
-        key = HookKey(self.workflow.namespace, unique)
-        return NewHook(key, self.name, Payload(json.dumps(told)), unique, self.run_at)
-
-
 def created(key: InstanceKey, at: Micros, run_number: int = 0) -> EngineEvent:
-    """That a run was created, and can begin at once."""
-    return EngineEvent(EngineEventName.ENQUEUED, key.handler, key.instance_id, run_number, at, "create", at)
+    """Say that a run was created, and can begin at once."""
+    about = _about(key.workflow, key.instance_id, run_number)
+    return EngineEvent(WorkflowEvent.ENQUEUED, key.namespace, at, about, "create", at)
 
 
 def enqueued(before: Task, after: Task, at: Micros) -> EngineEvent | None:
-    """That an instance can run, or will be able to at its time, if that is what a change of its task means."""
+    """Say that a run can go on, or will at its time, if a change of its task means that."""
     reason = _why_enqueued(before, after)
     if reason is None:
         return None
-    name = EngineEventName.ENQUEUED
-    return EngineEvent(name, after.handler, after.key, after.run_number, at, reason, after.run_at)
+    return EngineEvent(WorkflowEvent.ENQUEUED, after.handler.namespace, at, _of_task(after), reason, after.run_at)
 
 
-def ended(task: Task, name: EngineEventName, at: Micros, failure: Failure | None = None) -> EngineEvent:
-    """That an instance ended."""
-    return EngineEvent(name, task.handler, task.key, task.run_number, at, failure=failure)
+def ended(task: Task, name: WorkflowEvent, at: Micros, failure: Failure | None = None) -> EngineEvent:
+    """Say that an instance ended."""
+    return EngineEvent(name, task.handler.namespace, at, _of_task(task), failure=failure)
+
+
+def _of_task(task: Task) -> dict[str, str | int]:
+    return _about(task.handler.name, task.key, task.run_number)
+
+
+def _about(workflow: str, instance_id: str, run_number: int) -> dict[str, str | int]:
+    return {"workflow": workflow, "instance_id": instance_id, "run_number": run_number}
 
 
 def _why_enqueued(before: Task, after: Task) -> str | None:

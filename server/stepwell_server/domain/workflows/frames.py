@@ -1,41 +1,28 @@
-"""Frames: what a worker reports about a run that it holds, and what it is told in return."""
+"""Frames about a run: what its worker reports of steps, waits and the end."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from dataclasses import dataclass
 
-from stepwell_server.domain.spine.tasks import Stop, Verdict
-from stepwell_server.domain.values.errors import DurationOutOfRange, InvalidField, InvalidStepName, StepwellError
+from stepwell_server.domain.spine.frames import Body, News
+from stepwell_server.domain.values.errors import DurationOutOfRange
 from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.values.times import HOUR, SECOND, Micros
 from stepwell_server.domain.workflows.instances import Step, StepType, check_event_type
 
-STEP_NAME_LENGTH = 256
 DEFAULT_EVENT_TIMEOUT = 24 * HOUR
 SHORTEST_EVENT_TIMEOUT = SECOND
 
 
 @dataclass(frozen=True, slots=True)
-class Opening:
-    """A step body that begins."""
-
-    name: str
-    attempt: int
-    policy: StepPolicy
-    begun: bool = False
-    """It is executing already: it began before any frame could say so."""
-
-
-@dataclass(frozen=True, slots=True)
-class BeginSteps:
+class BeginSteps(Body):
     """Bodies begin, and there is nothing else to say."""
 
 
 @dataclass(frozen=True, slots=True)
-class StepDone:
+class StepDone(Body):
     """A body returned."""
 
     name: str
@@ -43,9 +30,24 @@ class StepDone:
     policy: StepPolicy
     result: Payload | None
 
+    @property
+    def step_name(self) -> str:
+        """The step that it is about."""
+        return self.name
+
+    @property
+    def reported_attempt(self) -> int:
+        """The execution whose end it reports."""
+        return self.attempt
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it brings."""
+        return 0 if self.result is None else self.result.size
+
 
 @dataclass(frozen=True, slots=True)
-class StepFailed:
+class StepFailed(Body):
     """A body failed."""
 
     name: str
@@ -53,9 +55,24 @@ class StepFailed:
     policy: StepPolicy
     failure: Failure
 
+    @property
+    def step_name(self) -> str:
+        """The step that it is about."""
+        return self.name
+
+    @property
+    def reported_attempt(self) -> int:
+        """The execution whose end it reports."""
+        return self.attempt
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it brings."""
+        return self.failure.size
+
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Wait(Body):
     """A branch waits from now on: for a time, or for an event up to a time."""
 
     name: str
@@ -82,9 +99,14 @@ class Wait:
             raise DurationOutOfRange("the sleep is longer than timers can be", field="sleep_until")
         return self.until
 
+    @property
+    def step_name(self) -> str:
+        """The step that it is about."""
+        return self.name
+
 
 @dataclass(frozen=True, slots=True)
-class Suspend:
+class Suspend(Body):
     """Nothing of the run is executing."""
 
     cached: bool = False
@@ -94,94 +116,35 @@ class Suspend:
     """It could go on, but has used the steps that it was given."""
 
     def has_missed(self, resolved_revision: int) -> bool:
-        """Whether something was resolved that the worker has not heard of."""
+        """Whether its sender has not heard of what changed by itself at this revision."""
         return 0 < self.known_revision < resolved_revision
 
 
 @dataclass(frozen=True, slots=True)
-class Finish:
+class Finish(Body):
     """The workflow function has ended: with an output, or with a failure."""
 
     output: Payload | None = None
     failure: Failure | None = None
 
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """The handler of a job has ended: it returned, or it failed."""
-
-    failure: Failure | None = None
-    retry_after: Micros = 0
-    """Whoever was called asked not to be called again before this long."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """A frame that could not be read: its number is used up, and its sender learns why."""
-
-    refusal: StepwellError
-
-
-Body: TypeAlias = BeginSteps | StepDone | StepFailed | Wait | Suspend | Finish | Outcome | Rejected
-
-
-@dataclass(frozen=True, slots=True)
-class Frame:
-    """A numbered frame about one run."""
-
-    number: int
-    body: Body
-    opens: tuple[Opening, ...] = ()
-
-    @property
-    def step_name(self) -> str | None:
-        """The step that it is about, if it is about one."""
-        return getattr(self.body, "name", None)
-
     @property
     def size(self) -> int:
         """About how many bytes it brings."""
-        payload = getattr(self.body, "result", None) or getattr(self.body, "output", None)
-        failure = getattr(self.body, "failure", None)
-        said = 0 if failure is None else failure.size
-        return 200 + said + 400 * len(self.opens) + (0 if payload is None else payload.size)
-
-    def check(self) -> None:
-        """Refuse names and numbers that cannot be."""
-        for name in (self.step_name, *(one.name for one in self.opens)):
-            if name is not None and not 0 < len(name) <= STEP_NAME_LENGTH:
-                raise InvalidStepName(f"a step is named by 1 to {STEP_NAME_LENGTH} characters", field="name")
-        attempts = [getattr(self.body, "attempt", 1), *(one.attempt for one in self.opens)]
-        if min(attempts) < 1:
-            raise InvalidField("attempts count from 1", field="attempt")
+        return sum(part.size for part in (self.output, self.failure) if part is not None)
 
 
 @dataclass(frozen=True, slots=True)
-class FrameAnswer:
-    """What a worker learns from one of its frames."""
+class RunNews(News):
+    """What a worker learns of its run besides: steps that changed by themselves."""
 
-    number: int
-    verdict: Verdict
-    stop: Stop = Stop.NONE
-    released: bool = False
-    wake_at: Micros | None = None
-    revision: int = 0
-    refusal: StepwellError | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RunNews:
-    """What a worker learns of its run: answers to its frames, and steps that changed by themselves."""
-
-    answers: tuple[FrameAnswer, ...] = ()
     resolved: tuple[Step, ...] = ()
-    timed_out: tuple[str, ...] = field(default=())
+    timed_out: tuple[str, ...] = ()
     """Names of steps whose open execution took too long: it is over, whatever it still returns."""
-    revision: int = 0
-    next_timer: Micros | None = None
-    """When something of it happens by itself next."""
-    stale: StepwellError | None = None
-    """The lease is lost: why."""
+
+    @property
+    def is_worth_telling(self) -> bool:
+        """Whether it says anything to the worker."""
+        return bool(self.answers or self.resolved or self.timed_out) or self.stale is not None
 
     @property
     def size(self) -> int:

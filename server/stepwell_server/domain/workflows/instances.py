@@ -15,7 +15,7 @@ instance has a task exactly as long as it has not ended, and the two have the sa
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import lru_cache
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from typing import NamedTuple
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.tasks import BEGUN_PRIORITY, Reason, Stop, Task, TaskStatus
 from stepwell_server.domain.values.errors import InstanceTerminal, InvalidEventType, InvalidField, InvalidInstanceId
+from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.names import is_name
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.retry import StepPolicy
@@ -33,9 +34,6 @@ ID_LENGTH = 100
 LABELS = 32
 LABEL_LENGTH = 100
 LABELS_ASKED = 4
-FAILURE_NAME = 256
-FAILURE_TEXT = 4096
-FAILURE_DETAILS = 16384
 
 PRIORITY = {Reason.WAKE: 1, Reason.RETRY: 2, Reason.RESUME: BEGUN_PRIORITY, Reason.RUN: 5}
 """What has begun comes before what is new."""
@@ -88,30 +86,6 @@ class StepStatus(StrEnum):
     def final(self) -> bool:
         """Whether it stays so for the rest of its run."""
         return self in (StepStatus.COMPLETED, StepStatus.ERRORED)
-
-
-@dataclass(frozen=True, slots=True)
-class Failure:
-    """What went wrong, in the words of the code that failed."""
-
-    name: str
-    message: str
-    non_retryable: bool = False
-    details: str = ""
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it is."""
-        return len(self.message) + len(self.details)
-
-    def shortened(self) -> Failure:
-        """The same, short enough to be stored."""
-        return replace(
-            self,
-            name=self.name[:FAILURE_NAME] or "UNKNOWN_ERROR",
-            message=self.message[:FAILURE_TEXT],
-            details=self.details[:FAILURE_DETAILS],
-        )
 
 
 @dataclass(frozen=True, slots=True)

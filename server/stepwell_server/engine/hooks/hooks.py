@@ -8,16 +8,19 @@ from typing import Any
 from uuid import uuid4
 
 from stepwell_server.domain.hooks.hooks import Hook, HookFilter, HookKey, NewHook
+from stepwell_server.domain.spine.births import Wanted
 from stepwell_server.domain.spine.jobs import JOB_PRIORITY
 from stepwell_server.domain.spine.tasks import NewTask, Reason, Task
+from stepwell_server.domain.values.asked import Asked
 from stepwell_server.domain.values.errors import HookNotFound, StepwellError
 from stepwell_server.domain.values.pages import Page, PageRequest
-from stepwell_server.engine.hooks.book import Triggered
 from stepwell_server.engine.hooks.calls import TriggerHook
-from stepwell_server.engine.spine.batches import Intake, Item
-from stepwell_server.engine.spine.group import Committed, committed_by
-from stepwell_server.engine.spine.replica import Spine
-from stepwell_server.engine.spine.requests import Request
+from stepwell_server.engine.spine.batches import Batches
+from stepwell_server.engine.spine.births import things
+from stepwell_server.engine.spine.group import committed_by
+from stepwell_server.engine.spine.kinds import Committed
+from stepwell_server.engine.spine.operators import Operator
+from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.storage.database.database import READ, Tx
 from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.hooks import hooks as store
@@ -30,45 +33,51 @@ from stepwell_server.storage.spine.tasks import Stamp
 class Hooks:
     """Hooks: trigger, look, retry, cancel."""
 
-    spine: Spine
-    intake: Intake
+    replica: Replica
+    batches: Batches
     tokens: PageTokens
 
-    async def trigger(self, items: Sequence[tuple[NewHook | StepwellError, Item]]) -> list[Hook | StepwellError]:
+    async def trigger(self, items: Sequence[tuple[NewHook | StepwellError, Asked]]) -> list[Hook | StepwellError]:
         """Store hooks, each decided by itself, in order. What could not be read is refused in its place."""
-        return await self.intake.take(items, self.check, self.call)
+        return things(await self.batches.take(items, self._checked, _triggering))
 
-    async def check(self, new: NewHook) -> NewHook:
+    async def _checked(self, new: NewHook) -> NewHook:
         """The hook with an id, or why it is refused."""
         if not new.key.hook_id:
             new = replace(new, key=replace(new.key, hook_id=uuid4().hex))
         new.check()
-        await self.intake.check_payload(new.key.namespace, "payload", new.payload)
-        await self.spine.registry.name(new.handler)
+        await self.batches.check_payload(new.key.namespace, "payload", new.payload)
+        await self.replica.registry.name(new.handler)
         return new
 
-    def call(self, new: NewHook, item: Item) -> TriggerHook:
-        """The call that stores it."""
-        return TriggerHook(Triggered(new, item.request_id or None, item.hash()))
+    def operators(self) -> dict[type, Operator[Any, Any]]:
+        """How hooks are triggered as part of a transaction."""
+        triggering: Operator[NewHook, Hook] = Operator(
+            self._checked,
+            lambda new: TriggerHook(Wanted(new)),
+            lambda hook: hook.id,
+            lambda tx, number: store.get_many(tx, [number])[number],
+        )
+        return {NewHook: triggering}
 
     async def get(self, key: HookKey) -> Hook:
         """The hook as it is now."""
-        found = await self.spine.db.run_tx(lambda tx: store.get(tx, key), READ)
+        found = await self.replica.db.run_tx(lambda tx: store.get(tx, key), READ)
         if found is None:
-            await self.spine.registry.limits_of(key.namespace)
+            await self.replica.registry.limits_of(key.namespace)
             raise _not_found(key)
         return found
 
     async def list(self, wanted: HookFilter, page: PageRequest) -> Page[Hook]:
         """One page of the hooks of a namespace, the newest first."""
-        limit = page.limit(self.spine.registry.limits.page_size)
-        await self.spine.registry.limits_of(wanted.namespace)
+        limit = page.limit(self.replica.registry.limits.page_size)
+        await self.replica.registry.limits_of(wanted.namespace)
         scope = ["ListHooks", *wanted.scope()]
         after = self.tokens.decode(scope, page.token) if page.token else None
-        items, more = await self.spine.db.run_tx(lambda tx: store.list_page(tx, wanted, limit, after), READ)
+        items, more = await self.replica.db.run_tx(lambda tx: store.list_page(tx, wanted, limit, after), READ)
         return Page(items, self.tokens.encode(scope, [items[-1].created_at, items[-1].id]) if more else "")
 
-    async def retry(self, key: HookKey, request: Request) -> Hook:
+    async def retry(self, key: HookKey, asked: Asked) -> Hook:
         """Make a hook due at once; one that failed or was cancelled begins anew."""
 
         def change(tx: Tx, hook: Hook, task: Task | None, at: Stamp) -> list[Task]:
@@ -83,9 +92,9 @@ class Hooks:
             task_store.save(tx, [woken])
             return [woken]
 
-        return await self._change(key, request, change, lambda tasks, at: committed_by(tasks, [], at))
+        return await self._change(key, asked, change, lambda tasks, at: committed_by(tasks, [], at))
 
-    async def cancel(self, key: HookKey, request: Request) -> Hook:
+    async def cancel(self, key: HookKey, asked: Asked) -> Hook:
         """End a hook that has not ended. What its handler still reports is not stored."""
 
         def change(tx: Tx, hook: Hook, task: Task | None, at: Stamp) -> list[Task]:
@@ -98,18 +107,19 @@ class Hooks:
         def news(tasks: Sequence[Task], at: Stamp) -> Committed:
             return committed_by([], tasks, at, [one.id for one in tasks])
 
-        return await self._change(key, request, change, news)
+        return await self._change(key, asked, change, news)
 
     async def _change(
         self,
         key: HookKey,
-        request: Request,
+        asked: Asked,
         change: Callable[[Tx, Hook, Task | None, Stamp], Sequence[Task]],
         news: Callable[[Sequence[Task], Stamp], Committed],
     ) -> Hook:
         """Change one hook under its lock, once per request id, and tell everybody."""
-        request_key, touched = request.key(key.namespace), list[Task]()
-        await self.spine.registry.limits_of(key.namespace)
+        asked.check()
+        touched = list[Task]()
+        await self.replica.registry.limits_of(key.namespace)
 
         def work(tx: Tx) -> Hook:
             found = store.lock(tx, key)
@@ -121,12 +131,16 @@ class Hooks:
         def whole(tx: Tx) -> tuple[Hook, Stamp]:
             touched.clear()
             load: Callable[[Any], Hook] = lambda _: _read(tx, key)  # noqa: E731
-            hook = requests.once(tx, request_key, lambda: work(tx), dump=lambda one: one.id, load=load)
+            hook = requests.once(tx, key.namespace, asked, lambda: work(tx), dump=lambda one: one.id, load=load)
             return hook, task_store.stamp(tx)
 
-        hook, at = await self.spine.db.run_tx(whole)
-        self.spine.announce(news(touched, at))
+        hook, at = await self.replica.db.run_tx(whole)
+        self.replica.announce(news(touched, at))
         return hook
+
+
+def _triggering(new: NewHook, asked: Asked) -> TriggerHook:
+    return TriggerHook(Wanted.by(new, asked))
 
 
 def _read(tx: Tx, key: HookKey) -> Hook:

@@ -1,31 +1,27 @@
-"""Hot calls about tasks: schedule, claim, renew, advance, release, finish, give back, shorten, wake.
+"""Hot calls about tasks: claim, renew, shorten, give back, leave, report.
 
 Each is a value whose `decide` looks at the locked task and says what becomes of it; the committer commits them in
-groups. Calls from outside about one task, which may wait for its lock (pause, resume, seize), are at the end.
+groups.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, field, replace
 
+from stepwell_server.domain.spine.frames import Frame, FrameAnswer, News
 from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
-from stepwell_server.domain.spine.tasks import NewTask, Reason, Stop, Task, Verdict, judge
-from stepwell_server.domain.values.times import Micros
-from stepwell_server.engine.spine.claims import Seat
-from stepwell_server.engine.spine.group import Group, HotCall, Later
-from stepwell_server.storage.database import dialect
-from stepwell_server.storage.database.database import Tx
-from stepwell_server.storage.spine import tasks as store
+from stepwell_server.domain.spine.tasks import Stop, Task, Verdict, judge
+from stepwell_server.domain.spine.work import Work
+from stepwell_server.domain.values.errors import InvalidField
+from stepwell_server.engine.spine.assignments import Ask
+from stepwell_server.engine.spine.books import Group, HotCall, Later
 from stepwell_server.storage.spine.tasks import Stamp
-
-_SMALL = 200
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What a holder learns from a frame: whether it counted, and what it must do."""
+    """What the holder of a lease learns: whether it counts, and what it must do."""
 
     verdict: Verdict
     stop: Stop = Stop.NONE
@@ -33,40 +29,13 @@ class Answer:
     revision: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule(HotCall):
-    """Store a task. The answer is the task, or None if its (handler, key) has one already."""
-
-    new: NewTask
-
-    @property
-    def entity(self) -> Hashable:
-        """The key, which has one task at most."""
-        return self.new.handler, self.new.key
-
-    @property
-    def size(self) -> int:
-        """About how many bytes it brings."""
-        return _SMALL + len(self.new.payload or "")
-
-    def decide(self, group: Group) -> Later | None:
-        """Add the task, unless an earlier call of the group made one of that key."""
-        key = (self.new.handler, self.new.key)
-        if key in group.fresh:
-            return None
-        group.schedule(self.new)
-        return Later(lambda: group.inserted.get(key))
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Claim(HotCall):
     """Lease due tasks to workers. The answer is what they got, perhaps nothing."""
 
-    seats: Sequence[Seat]
-    patience: Micros = 0
-    """How long others' cached runs are left to them."""
-    most: int | None = None
-    """None: as many as the seats can take."""
+    ask: Ask
+    by_call: bool = False
+    """The worker has no stream: its tasks leave in the answer, and not through the hand-out."""
 
     @property
     def entity(self) -> Hashable:
@@ -75,11 +44,11 @@ class Claim(HotCall):
 
     def decide(self, group: Group) -> Later:
         """Claim after the group is written, so that what it makes due can be had at once."""
-        late = group.claim_later(self.seats, self.patience, self.most)
+        late = group.claim_later(self.ask, by_call=self.by_call)
         return Later(lambda: late.claimed)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _AboutHeld(HotCall):
     """A call by the holder of a task. It counts only under the fence of its lease."""
 
@@ -96,7 +65,10 @@ class _AboutHeld(HotCall):
         return (self.held.task_id,)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+# ---- the lease
+
+
+@dataclass(frozen=True, slots=True)
 class _AboutLease(_AboutHeld):
     """A call about the lease itself, by one connection of the session that holds it."""
 
@@ -117,7 +89,7 @@ class _AboutLease(_AboutHeld):
         raise NotImplementedError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Renew(_AboutLease):
     """Extend a lease to its full length; also the acknowledgement of a task, and its move to a newer connection."""
 
@@ -135,7 +107,7 @@ class Renew(_AboutLease):
         return task.renewed(self.owner, at.lease_now, self.times)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Shorten(_AboutLease):
     """Leave a lease a short grace, because its connection broke, or its holder is told that it is lost."""
 
@@ -145,7 +117,7 @@ class Shorten(_AboutLease):
         return task.shortened(at.lease_now, self.times)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class GiveBack(_AboutLease):
     """Return a task that was never delivered, as if it had not been claimed."""
 
@@ -153,7 +125,7 @@ class GiveBack(_AboutLease):
         return task.given_back()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Leave(_AboutLease):
     """Return a task whose holder goes away for good. It has said which bodies it interrupts."""
 
@@ -161,111 +133,132 @@ class Leave(_AboutLease):
         return task.left(at.now)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Frame(_AboutHeld):
-    """A numbered frame: applied once, acknowledged as often as it is sent."""
-
-    number: int
-
-    def decide(self, group: Group) -> Answer:
-        """Apply the frame if it is the holder's and new."""
-        task = group.task(self.held.task_id)
-        verdict = judge(task, self.held, self.number)
-        if task is None or verdict is Verdict.STALE:
-            return Answer(Verdict.STALE)
-        if verdict is Verdict.ACCEPTED:
-            self._apply(group, task)
-        after = group.task(self.held.task_id) or task
-        return Answer(verdict, task.stop, task.wake_again, after.revision)
-
-    def _apply(self, group: Group, task: Task) -> None:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Advance(_Frame):
-    """Note a result, and which step bodies are open after it."""
-
-    open_steps: str = ""
-
-    def _apply(self, group: Group, task: Task) -> None:
-        group.put(task.advanced(self.number, self.open_steps))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Release(_Frame):
-    """Give a task up until its next time."""
-
-    run_at: Micros
-    reason: Reason
-    priority: int
-
-    def _apply(self, group: Group, task: Task) -> None:
-        advanced = task.advanced(self.number, "")
-        group.put(advanced.released(group.at.now, self.run_at, self.reason, self.priority))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Finish(_Frame):
-    """Give a task up for good. If more has come for its key meanwhile, it is due again instead."""
-
-    def _apply(self, group: Group, task: Task) -> None:
-        if task.wake_again:
-            advanced = task.advanced(self.number, "")
-            group.put(advanced.released(group.at.now, group.at.now, Reason.WAKE, task.priority))
-        else:
-            group.remove(task)
+# ---- reports
 
 
 @dataclass(frozen=True, slots=True)
-class Wake(HotCall):
-    """Make a task due at once. The answer says whether there is one."""
+class _ByHolder(_AboutHeld):
+    """A call about the work of a task, by the session that holds it, or for it."""
 
-    task_id: int
-    priority: int
-    reason: Reason = Reason.WAKE
+    session_id: str
+    namespace: str | None = field(default=None, kw_only=True)
+    """Of the session: tasks of others are not there for it. None: the server itself asks."""
+    connection: int | None = field(default=None, kw_only=True)
+    """Of the session, where a later one would take the answer over. None: any."""
+
+    def task(self, group: Group) -> Task | None:
+        """The task, if its lease is the one in question, and not with another session or namespace."""
+        task = group.task(self.held.task_id)
+        if task is None or task.fence != self.held.fence or self.namespace not in (None, task.handler.namespace):
+            return None
+        return task if task.owner is None or task.owner.session_id == self.session_id else None
+
+    def is_mine(self, task: Task) -> bool:
+        """Whether its worker holds the task, which is one of `task`."""
+        if task.owner is None:
+            return False
+        has_moved = self.connection is not None and self.connection < task.owner.connection
+        return not has_moved and judge(task, self.held) is Verdict.ACCEPTED
+
+
+@dataclass(frozen=True, slots=True)
+class ReportFrames(_ByHolder):
+    """Take a worker's frames about a task, in order, and tell it what is news; also without frames. The answer is
+    `News`."""
+
+    frames: tuple[Frame, ...] = ()
+    size_hint: int = 200
+    tell_all: bool = field(default=False, kw_only=True)
+    """Say again what the worker may not have heard of: an earlier stream or reply may have been lost with it."""
+    by_call: bool = field(default=False, kw_only=True)
+    """The worker has no stream: what came since its last report it hears of only now."""
 
     @property
-    def entity(self) -> Hashable:
-        """The task."""
-        return self.task_id
+    def size(self) -> int:
+        """About how many bytes it brings."""
+        return self.size_hint
 
-    @property
-    def task_ids(self) -> Sequence[int]:
-        """The task."""
-        return (self.task_id,)
-
-    def decide(self, group: Group) -> bool:
-        """Make it due, or remember it while somebody holds it."""
-        task = group.task(self.task_id)
+    def want(self, group: Group) -> None:
+        """What the frames are about; or what became of the task if the lease is lost."""
+        task = self.task(group)
         if task is not None:
-            group.put(task.woken(group.at.now, self.reason, self.priority))
-        return task is not None
+            group.books[task.handler.kind].want(task, self.frames, again=self._tells_all(task))
+            return
+        for book in group.books.values():
+            book.want_end(self.held.task_id)
+
+    def decide(self, group: Group) -> News:
+        """Apply what is new, then end the waits that are over and the executions that take too long."""
+        task = self.task(group)
+        if task is None:
+            return self._lost(group)
+        work = group.open(task)
+        work.begin_batch(self.frames)
+        answers: list[FrameAnswer] = []
+        lost = not self.frames and not self.is_mine(work.task)
+        for frame in self.frames:
+            answer = self._answer(work, frame)
+            # What came before counts all the same. What follows, an end perhaps, may rest on what does not count.
+            if answer is None or work.is_contradicted:
+                lost = True
+                break
+            answers.append(answer)
+        news = News(tuple(answers), revision=work.task.revision)
+        if work.ending is None and self.is_mine(work.task):
+            news = work.news(tuple(answers), again=self._tells_all(task))
+        group.settle(work, task)
+        return replace(news, stale=self.held.lost()) if lost else news
+
+    def _tells_all(self, task: Task) -> bool:
+        return (self.tell_all or (self.by_call and task.wake_again)) or any(
+            frame.number <= task.frame_number or frame.body.has_missed(task.resolved_revision) for frame in self.frames
+        )
+
+    def _answer(self, work: Work, frame: Frame) -> FrameAnswer | None:
+        """None: the lease is lost."""
+        if frame.number <= work.task.frame_number:
+            return work.repeat(frame)
+        if work.has_parked:  # by a frame before this one: it pauses here
+            work.task = work.task._replace(frame_number=frame.number)
+            return FrameAnswer(frame.number, Verdict.ACCEPTED, Stop.PAUSE, True, revision=work.task.revision)
+        if work.ending is not None or not self.is_mine(work.task):
+            return None
+        expected = work.task.frame_number + 1
+        if frame.number != expected:
+            gap = InvalidField(f"the next frame of this task has number {expected}", field="number", expected=expected)
+            return FrameAnswer(frame.number, Verdict.ACCEPTED, work.task.stop, revision=work.task.revision, refusal=gap)
+        return work.apply(frame, self.session_id)
+
+    def _lost(self, group: Group) -> News:
+        """The lease is gone: by this worker's own last frame, which is then acknowledged again, or otherwise."""
+        for book in group.books.values():
+            lost = book.lost(self.held, self.namespace)
+            if lost is not None and lost.by_holder:
+                return News(tuple(FrameAnswer(one.number, Verdict.REPEATED, released=True) for one in self.frames))
+            if lost is not None:
+                return News(stale=lost.refusal)
+        return News(stale=self.held.lost())
 
 
-# ---- from outside: one task, in a transaction of its own that may wait for the lock
+@dataclass(frozen=True, slots=True)
+class EndOvertime(_ByHolder):
+    """End executions that take too long, of a task whose holder has no stream and is told when it reports next: until
+    then its task says that something came. The answer is an `Answer`."""
 
+    def want(self, group: Group) -> None:
+        """What is executing, and the waits."""
+        task = self.task(group)
+        if task is not None:
+            group.books[task.handler.kind].want(task, (), again=False)
 
-def pause(tx: Tx, task_id: int) -> Task | None:
-    """Park a task, or tell its holder to stop. None: there is none."""
-    return _change(tx, task_id, lambda task, at: task.paused())
-
-
-def resume(tx: Tx, task_id: int, priority: int) -> Task | None:
-    """Make a parked task due, or withdraw a pause. None: there is none."""
-    return _change(tx, task_id, lambda task, at: task.resumed(at.now, priority))
-
-
-def seize(tx: Tx, task_id: int) -> Task | None:
-    """Take a task from whoever holds it: from now on everything under the old fence is stale. None: there is none."""
-    (fence,) = dialect.draw_numbers(tx, 1)
-    return _change(tx, task_id, lambda task, at: task.seized(fence))
-
-
-def _change(tx: Tx, task_id: int, change: Any) -> Task | None:
-    found = store.lock(tx, [task_id], waiting=True)
-    if task_id not in found:
-        return None
-    changed: Task = change(found[task_id], store.stamp(tx))
-    store.save(tx, [changed])
-    return changed
+    def decide(self, group: Group) -> Answer:
+        """Say whether the task is still held afterwards, and whether its holder has something to ask for."""
+        task = self.task(group)
+        if task is None or not self.is_mine(task):
+            return Answer(Verdict.STALE)
+        work = group.open(task)
+        has_news = work.end_overtime()
+        group.settle(work, task)
+        if work.ending is not None or not self.is_mine(work.task):
+            return Answer(Verdict.STALE)
+        return Answer(Verdict.ACCEPTED, task.stop, has_news, work.task.revision)

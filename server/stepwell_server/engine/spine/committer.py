@@ -18,6 +18,7 @@ from uuid import uuid4
 
 import structlog
 
+from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import (
     Conflict,
     DatabaseSlow,
@@ -26,9 +27,10 @@ from stepwell_server.domain.values.errors import (
     ShuttingDown,
     StepwellError,
 )
-from stepwell_server.domain.workflows.runs import RunRules
-from stepwell_server.engine.spine.group import Committed, GroupResult, HotCall, Undecided, run_group
+from stepwell_server.engine.spine.books import HotCall, Undecided
+from stepwell_server.engine.spine.group import GroupResult, run_group
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
+from stepwell_server.engine.spine.kinds import Committed, Kinds
 from stepwell_server.engine.spine.timings import Stage, Timings, Way
 from stepwell_server.storage.database.database import Database, TxOptions
 
@@ -58,7 +60,8 @@ class Committer:
     """One per replica. `on_commit` hears of every group that was committed."""
 
     db: Database
-    rules: RunRules
+    kinds: Kinds
+    rules: Rules
     on_commit: Callable[[Committed], None]
     mark: Callable[[], int] = int
     """What the wake bus has noted, to be asked before a transaction begins."""
@@ -145,10 +148,10 @@ class Committer:
         return self._answer(group, result)
 
     async def _run(self, calls: Sequence[HotCall], options: TxOptions) -> GroupResult:
-        mark, waiting = self.mark(), options is _SLOW
-        result = await self.db.run_tx(lambda tx: run_group(tx, calls, self.rules, waiting=waiting), options)
+        mark, waiting, began = self.mark(), options is _SLOW, asyncio.get_running_loop().time()
+        result = await self.db.run_tx(lambda tx: run_group(tx, calls, self.kinds, self.rules, waiting=waiting), options)
         result.measured.end(Stage.COMMIT)
-        return replace(result, committed=replace(result.committed, mark=mark))
+        return replace(result, committed=replace(result.committed, mark=mark, began=began))
 
     async def _commit_halves(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit one half, then the other without calls that must wait behind an undecided one of the first."""

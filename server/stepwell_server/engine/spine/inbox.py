@@ -15,7 +15,7 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from stepwell_server.domain.values.errors import ServerBusy
-from stepwell_server.engine.spine.group import HotCall
+from stepwell_server.engine.spine.books import HotCall
 
 INBOX_CALLS = 10_000
 INBOX_BYTES = 64 * 1024 * 1024

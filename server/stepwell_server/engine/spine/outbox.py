@@ -8,10 +8,10 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from stepwell_server.domain.spine.frames import RunNews
+from stepwell_server.domain.spine.frames import News
 from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.values.errors import StepwellError
-from stepwell_server.engine.spine.local_workers import Delivery
+from stepwell_server.engine.spine.assignments import Assignment
 
 PART_BYTES = 3 * 1024 * 1024
 PART_MESSAGES = 100
@@ -21,22 +21,22 @@ _SMALL = 100
 
 @dataclass(frozen=True, slots=True)
 class State:
-    """All of a run that its worker holds, because the worker has asked for it."""
+    """All that a worker must know of a task that it holds, because the worker has asked for it."""
 
-    delivery: Delivery
+    assignment: Assignment
 
     @property
     def size(self) -> int:
         """About how many bytes it is."""
-        return self.delivery.size
+        return self.assignment.size
 
 
 @dataclass(frozen=True, slots=True)
-class News:
-    """What a worker is told of a run that it holds."""
+class Told:
+    """News of a task for the worker that holds it."""
 
     held: Held
-    news: RunNews
+    news: News
 
     @property
     def size(self) -> int:
@@ -66,7 +66,7 @@ class Draining:
     size: int = _SMALL
 
 
-Message: TypeAlias = Delivery | State | News | Beat | Refused | Draining
+Message: TypeAlias = Assignment | State | Told | Beat | Refused | Draining
 
 
 @dataclass(slots=True, eq=False)

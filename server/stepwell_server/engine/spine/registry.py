@@ -6,13 +6,14 @@ import asyncio
 
 from stepwell_server.domain.namespaces import NamespaceLimits
 from stepwell_server.domain.spine.handlers import Handler
-from stepwell_server.domain.values.errors import NamespaceNotFound, WorkflowNotFound
+from stepwell_server.domain.values.errors import NamespaceNotFound
 from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.values.times import DAY, Micros
+from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.engine.spine.wakes import DatabaseTime
 from stepwell_server.storage import namespaces
 from stepwell_server.storage.database.database import READ, Database, Tx
-from stepwell_server.storage.spine import handlers, tasks
+from stepwell_server.storage.spine import handlers
 
 FRESH = 5.0
 """Seconds for which the limits of a namespace are believed."""
@@ -23,8 +24,9 @@ IN_USE: Micros = DAY
 class Registry:
     """A cache in front of the database."""
 
-    def __init__(self, db: Database, limits: Limits, time: DatabaseTime) -> None:
+    def __init__(self, db: Database, limits: Limits, kinds: Kinds, time: DatabaseTime) -> None:
         self._db = db
+        self._kinds = kinds
         self.limits = limits
         self._time = time
         self._in_use_until: dict[Handler, Micros] = {}
@@ -37,37 +39,39 @@ class Registry:
         self._believed_until.pop(namespace, None)
 
     async def require(self, handler: Handler) -> None:
-        """Refuse a workflow that no worker ever registered, or none for so long that it is forgotten."""
+        """Refuse a handler that no worker ever registered, or none for so long that it is forgotten."""
         if not self._is_in_use(handler):
             await self._check(handler, await self._db.run_tx(lambda tx: handlers.is_registered(tx, handler), READ))
 
     async def use(self, handler: Handler) -> None:
-        """Refuse a workflow as `require` does. One that is not refused stays until work for it is stored."""
+        """Refuse a handler as `require` does. One that is not refused stays until work for it is stored."""
         if not self._is_in_use(handler):
             await self.require(handler)  # it writes nothing, and most that are refused are refused here
-            is_registered, now = await self._db.run_tx(lambda tx: (handlers.use(tx, handler), tasks.stamp(tx).now))
-            await self._check(handler, is_registered)
-            self._in_use_until[handler] = now + IN_USE
+            await self._check(handler, await self._db.run_tx(lambda tx: handlers.use(tx, handler)))
+            self._believe(handler)
 
     async def _check(self, handler: Handler, is_registered: bool) -> None:
         if not is_registered:
             await self.limits_of(handler.namespace)
-            raise WorkflowNotFound("no worker has registered this workflow", workflow=handler.name)
+            raise self._kinds[handler.kind].missing(handler)
 
     def _is_in_use(self, handler: Handler) -> bool:
         return self._time.now() < self._in_use_until.get(handler, 0)
 
+    def _believe(self, handler: Handler) -> None:
+        self._in_use_until[handler] = self._time.now() + IN_USE
+
     async def name(self, handler: Handler) -> None:
-        """Give hooks of a name a handler, whoever may host it; refuse one name too many."""
+        """Note a handler that no worker needs to host; refuse one name too many."""
         if self._is_in_use(handler):
             return
 
-        def work(tx: Tx) -> Micros:
+        def work(tx: Tx) -> None:
             handlers.admit(tx, handler.namespace, [handler], self.limits.handlers)
             handlers.note(tx, [handler])
-            return tasks.stamp(tx).now
 
-        self._in_use_until[handler] = await self._db.run_tx(work) + IN_USE
+        await self._db.run_tx(work)
+        self._believe(handler)
 
     async def limits_of(self, namespace: str) -> NamespaceLimits:
         """The limits of a namespace, with the server's where it sets none. One that does not exist is refused."""

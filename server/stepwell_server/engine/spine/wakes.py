@@ -13,9 +13,9 @@ from typing import TypeAlias
 
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.values.times import SECOND, Micros
-from stepwell_server.engine.spine.group import Committed
-from stepwell_server.storage.spine.handlers import HandlerWake
+from stepwell_server.engine.spine.kinds import Committed
 from stepwell_server.storage.spine.tasks import Stamp
+from stepwell_server.storage.spine.wakes import HandlerWake
 
 Match: TypeAlias = Callable[[Handler], bool]
 
@@ -69,6 +69,56 @@ class NextWake:
     lapses_at: Micros | None
 
 
+class Notes:
+    """Handlers whose next wake may have changed, until the database has been asked about them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._noted_at: dict[Handler | None, int] = {}
+        """The last note about each handler; of None: about all."""
+        self._waiting: set[Handler] = set()
+        self._all_wait = False
+        self._any = asyncio.Event()
+
+    def add(self, handlers: Iterable[Handler] | None) -> None:
+        """These handlers' next wakes may have changed; None: any may have."""
+        self._count += 1
+        if handlers is None:
+            self._all_wait = True
+            self._noted_at[None] = self._count
+        else:
+            named = set(handlers)
+            self._waiting |= named
+            self._noted_at.update(dict.fromkeys(named, self._count))
+        if self.are_waiting:
+            self._any.set()
+
+    @property
+    def are_waiting(self) -> bool:
+        """Whether the database is to be asked about any."""
+        return self._all_wait or bool(self._waiting)
+
+    def mark(self) -> int:
+        """To be taken before the database is asked: its answer knows nothing of what is noted from now on."""
+        return self._count
+
+    def any_since(self, match: Match, mark: int) -> bool:
+        """Whether anything that matches was noted since a mark."""
+        return any(at > mark and (handler is None or match(handler)) for handler, at in self._noted_at.items())
+
+    def has_since(self, handler: Handler, mark: int) -> bool:
+        """Whether this handler was noted since a mark."""
+        return max(self._noted_at.get(handler, 0), self._noted_at.get(None, 0)) > mark
+
+    async def take(self) -> Sequence[Handler] | None:
+        """Wait until something was noted, and take it all; None: ask for everything."""
+        await self._any.wait()
+        self._any.clear()
+        taken = None if self._all_wait else list(self._waiting)
+        self._all_wait, self._waiting = False, set()
+        return taken
+
+
 class WakeBus:
     """Next wakes by handler, and everybody who wants to know when they change."""
 
@@ -83,42 +133,8 @@ class WakeBus:
         self._wakes: dict[Handler, HandlerWake] = {}
         self._read_at: dict[Handler, int] = {}
         """How much was noted when the question began that a wake answers."""
-        self._notes = 0
-        self._noted_at: dict[Handler | None, int] = {}
-        """The last note about each handler; of None: about all."""
-        self._noted: set[Handler] = set()
-        self._all_noted = False
-        self._noted_any = asyncio.Event()
+        self.notes = Notes()
         self._changed = asyncio.Event()
-
-    def note(self, handlers: Iterable[Handler] | None) -> None:
-        """These handlers' next wakes may have changed; None: any may have."""
-        self._notes += 1
-        if handlers is None:
-            self._all_noted = True
-            self._noted_at[None] = self._notes
-        else:
-            named = set(handlers)
-            self._noted |= named
-            self._noted_at.update(dict.fromkeys(named, self._notes))
-        if self._all_noted or self._noted:
-            self._noted_any.set()
-
-    def mark(self) -> int:
-        """To be taken before the database is asked: its answer knows nothing of what is noted from now on."""
-        return self._notes
-
-    def is_noted_since(self, match: Match, mark: int) -> bool:
-        """Whether anything that matches was noted since a mark."""
-        return any(at > mark and (handler is None or match(handler)) for handler, at in self._noted_at.items())
-
-    async def take_noted(self) -> Sequence[Handler] | None:
-        """Wait until something was noted, and take it all; None: ask for everything."""
-        await self._noted_any.wait()
-        self._noted_any.clear()
-        taken = None if self._all_noted else list(self._noted)
-        self._all_noted, self._noted = False, set()
-        return taken
 
     def refresh(self, found: Sequence[HandlerWake], at: Stamp, mark: int, whole: Match | None = None) -> None:
         """Take over what the database said after the mark was taken, and wake subscribers if it is news.
@@ -134,18 +150,18 @@ class WakeBus:
         moved = self._observe(committed.at)
         is_news = self._take_over(committed.wakes, committed.mark, committed=True)
         claimed = {wake.handler for wake in committed.wakes}  # read after the group was written: they know its tasks
-        for handler in (committed.due.keys() | committed.lapses.keys() | committed.freed) - claimed:
+        for handler in (committed.due.keys() | committed.leases_end.keys() | committed.slots_freed) - claimed:
             known = self._wakes.get(handler, HandlerWake(handler, None, None))
-            freed = known.held_back if handler in committed.freed else None
+            freed = known.held_back if handler in committed.slots_freed else None
             sooner = replace(
                 known,
                 due_at=_sooner(_sooner(known.due_at, committed.due.get(handler)), freed),
-                lapses_at=_sooner(known.lapses_at, committed.lapses.get(handler)),
+                lapses_at=_sooner(known.lapses_at, committed.leases_end.get(handler)),
             )
             is_news |= self._put(sooner)
         if is_news or moved:
             self._tell()
-        self.note(committed.touched | claimed)  # what a claim saw may be over by the time it commits
+        self.notes.add(committed.handlers | claimed)  # what a claim saw may be over by the time it commits
 
     def _take_over(self, found: Iterable[HandlerWake], mark: int, *, committed: bool = False) -> bool:
         """Believe what was read after a mark, unless a later answer is known. Whether it is news.
@@ -164,7 +180,7 @@ class WakeBus:
                 continue
             self._read_at[one.handler] = max(mark, self._read_at.get(one.handler, 0))
             known = self._wakes.get(one.handler)
-            is_noted = max(self._noted_at.get(one.handler, 0), self._noted_at.get(None, 0)) > mark
+            is_noted = self.notes.has_since(one.handler, mark)
             if known is not None and (is_late or is_noted):
                 one = replace(
                     one,
@@ -225,6 +241,11 @@ class WakeBus:
         """When the next task of a handler is due. None: none is, as things are."""
         wake = self._wakes.get(handler)
         return None if wake is None else wake.due_at
+
+    def is_due(self, handler: Handler) -> bool:
+        """Whether a task of a handler is due now."""
+        due_at = self.due_at(handler)
+        return due_at is not None and due_at <= self.time.now()
 
     def due_handlers(self, match: Match) -> list[tuple[Handler, Micros]]:
         """Handlers with something due now, and since when; the oldest first."""

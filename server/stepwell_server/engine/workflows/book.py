@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
+from stepwell_server.domain.spine.births import Birth
+from stepwell_server.domain.spine.events import EngineEvent
+from stepwell_server.domain.spine.executions import load_open
+from stepwell_server.domain.spine.frames import Frame
 from stepwell_server.domain.spine.handlers import TaskKind
-from stepwell_server.domain.spine.leases import Lease, Owner
+from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.spine.tasks import NewTask, Reason, Task
+from stepwell_server.domain.spine.work import Rules
+from stepwell_server.domain.values.errors import RunSuperseded
+from stepwell_server.domain.values.times import Micros
+from stepwell_server.domain.workflows.events import WorkflowEvent, created, ended, enqueued
+from stepwell_server.domain.workflows.frames import Wait
 from stepwell_server.domain.workflows.instances import (
     PRIORITY,
     Event,
+    Head,
     Instance,
     InstanceKey,
     InstanceStatus,
@@ -20,28 +29,57 @@ from stepwell_server.domain.workflows.instances import (
     Step,
     status_of,
 )
-from stepwell_server.domain.workflows.runs import Run, RunRules
-from stepwell_server.storage.database import dialect
+from stepwell_server.domain.workflows.runs import Run
+from stepwell_server.engine.spine.assignments import Assignment
+from stepwell_server.engine.spine.births import Births, Store
+from stepwell_server.engine.spine.books import Book, Group, LostLease
 from stepwell_server.storage.database.database import Tx
-from stepwell_server.storage.spine.tasks import Stamp, TaskKey
+from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.workflows import instances as workflows
 from stepwell_server.storage.workflows import runs as store
-from stepwell_server.storage.workflows.instances import Birth, End, Fate, Found
+from stepwell_server.storage.workflows.instances import End, Fate, Started
 from stepwell_server.storage.workflows.runs import RunRef, SentEvent, Wanted
 
-if TYPE_CHECKING:
-    from stepwell_server.engine.spine.group import Group
+
+@dataclass(frozen=True, slots=True)
+class RunInput:
+    """What a worker must know of a run."""
+
+    started: Started | None
+    steps: tuple[Step, ...] = ()
+    known_revision: int = 0
+    """Revision of the run that the worker is believed to have in memory; the steps are those that changed since. 0: it
+    has none, and the steps are all there are."""
+
+    @property
+    def size(self) -> int:
+        """About how many bytes it is."""
+        params = 0 if self.started is None else self.started.params.size
+        return 100 + params + sum(step.size for step in self.steps)
+
+    def after(self, offset: int) -> RunInput:
+        """The same without its first steps, which the worker has."""
+        return replace(self, steps=self.steps[offset:])
+
+
+@dataclass(frozen=True, slots=True)
+class Changes:
+    """What followers of instances are told of a group."""
+
+    unmoved: frozenset[int]
+    """Those that stand where they stood, though steps or events changed."""
+    ended: Mapping[int, Head]
 
 
 @dataclass(slots=True)
-class Reads:
-    """What the calls of a group must know of runs before they can be decided."""
+class _Reads:
+    """What is to be read."""
 
     names: set[tuple[RunRef, str]] = field(default_factory=set)
     runs: set[RunRef] = field(default_factory=set)
     """Runs whose waits are looked at, and the events that they wait for."""
-    untold: set[RunRef] = field(default_factory=set)
-    """Runs of which everything is looked at that changed by itself: their workers may not have heard of it."""
+    must_repeat: set[RunRef] = field(default_factory=set)
+    """Runs whose server-side changes are read again, because the worker may have missed them."""
     waits_to_come: Counter[tuple[RunRef, str]] = field(default_factory=Counter)
     """Types of events that a call of the group will wait for."""
     fates: set[int] = field(default_factory=set)
@@ -49,70 +87,104 @@ class Reads:
     requests: set[tuple[str, str]] = field(default_factory=set)
 
 
-@dataclass(frozen=True, slots=True)
-class NewRun:
-    """An instance to create, what its creator calls the request, and the worker that gets it if it is free."""
-
-    new: NewInstance
-    request_id: str | None = None
-    request_hash: str | None = None
-    seat: Owner | None = None
-
-
 def ref(task: Task) -> RunRef:
     """The run that a task advances."""
     return RunRef(task.id, task.run_number)
 
 
+def _task_of(birth: Birth[NewInstance]) -> NewTask:
+    key = birth.new.key
+    return NewTask(
+        key.handler, key.instance_id, priority=PRIORITY[Reason.RUN], id=birth.id, lease=birth.lease, revision=1
+    )
+
+
+_STORE = Store(workflows.insert, workflows.find, _task_of)
+
+
 @dataclass(slots=True)
-class RunBook:
+class WorkflowBook(Book):
     """The runs of one group."""
 
-    rules: RunRules
+    rules: Rules
     at: Stamp = field(default_factory=lambda: Stamp(0, 0))
     runs: dict[int, Run] = field(default_factory=dict)
     sent: dict[tuple[str, str], SentEvent] = field(default_factory=dict)
     """Events by (namespace, request id): those of earlier requests, and those of this group."""
-    fates: dict[int, Fate] = field(default_factory=dict)
     without_task: dict[InstanceKey, Instance] = field(default_factory=dict)
     """Instances whose task was looked for in vain."""
-    births: dict[TaskKey, NewRun] = field(default_factory=dict)
-    born: list[InstanceKey] = field(default_factory=list)
-    """Those of them that were not there yet."""
-    found_by_key: dict[InstanceKey, Found] = field(default_factory=dict)
-    found_by_request: dict[tuple[str, str | None], Found] = field(default_factory=dict)
-    ended: dict[int, Any] = field(default_factory=dict)
-    """Rows of the instances that ended here."""
+    births: Births[NewInstance, Instance] = field(default_factory=lambda: Births(_STORE))
+    _fates: dict[int, Fate] = field(default_factory=dict)
+    _reads: _Reads = field(default_factory=_Reads)
     _steps: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
     _events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     _fresh_events: list[SentEvent] = field(default_factory=list)
+    _unmoved: frozenset[int] = frozenset()
+    _ended: dict[int, Head] = field(default_factory=dict)
+
+    # ---- what is to be read
+
+    def want(self, task: Task, frames: Sequence[Frame], *, again: bool) -> None:
+        """Note the steps in question, and the waits."""
+        run = self.want_waits(task)
+        if again:
+            self._reads.must_repeat.add(run)
+        for frame in frames:
+            if frame.body.step_name is not None:
+                self._reads.names.add((run, frame.body.step_name))
+            self._reads.names.update((run, opening.name) for opening in frame.opens)
+            if isinstance(frame.body, Wait) and frame.body.event_type:
+                self._reads.waits_to_come[run, frame.body.event_type] += 1
+        self._reads.names.update((run, step.name) for step in load_open(task.open_steps))
+
+    def want_waits(self, task: Task) -> RunRef:
+        """Note that the waits of a run are looked at, and the events that they wait for."""
+        run = ref(task)
+        self._reads.runs.add(run)
+        return run
+
+    def want_end(self, task_id: int) -> None:
+        """Note that a call asks what became of an instance."""
+        self._reads.fates.add(task_id)
+
+    def want_instance(self, key: InstanceKey) -> None:
+        """Note that a call asks for an instance that has no task."""
+        self._reads.without_task.add(key)
+
+    def want_request(self, namespace: str, request_id: str) -> None:
+        """Note that a call asks whether its event was stored before."""
+        self._reads.requests.add((namespace, request_id))
 
     # ---- read
 
-    def read(self, tx: Tx, reads: Reads, tasks: Mapping[int, Task], at: Stamp) -> None:
-        """Read what the calls must know, in a few statements, after their tasks are locked."""
-        self.at = at
+    def read(self, tx: Tx, group: Group) -> None:
+        """Read all that was noted, in a few statements."""
+        self.read_runs(tx, group.locked, group.at)
+        if self._reads.fates:
+            self._fates |= workflows.fates(tx, self._reads.fates)
+        if self._reads.without_task:
+            self.without_task |= {one.key: one for one in workflows.get_keys(tx, self._reads.without_task)}
+        if self._reads.requests:
+            self.sent |= store.sent_before(tx, self._reads.requests)
+
+    def read_runs(self, tx: Tx, tasks: Mapping[int, Task], at: Stamp) -> None:
+        """Read what was noted of these locked tasks."""
+        self.at, reads = at, self._reads
         if reads.names or reads.runs:
             for task_id, step in store.steps_of(tx, reads.names, reads.runs):
                 self._steps[task_id].append(step)
-        if reads.untold:
-            for task_id, step in store.changed_by_themselves(tx, reads.untold):
+        if reads.must_repeat:
+            for task_id, step in store.changed_by_themselves(tx, reads.must_repeat):
                 self._steps[task_id].append(step)
-        wanted = self._wanted_events(reads, tasks)
+        wanted = self._wanted_events(tasks)
         if wanted:
             for task_id, event in store.pending_events(tx, wanted):
                 self._events[task_id].append(event)
-        if reads.fates:
-            self.fates |= workflows.fates(tx, reads.fates)
-        if reads.without_task:
-            self.without_task |= {one.key: one for one in workflows.get_keys(tx, reads.without_task)}
-        if reads.requests:
-            self.sent |= store.sent_before(tx, reads.requests)
 
-    def _wanted_events(self, reads: Reads, tasks: Mapping[int, Task]) -> list[Wanted]:
+    def _wanted_events(self, tasks: Mapping[int, Task]) -> list[Wanted]:
         """How many events of each type the waits can take, of runs that have any at all."""
-        counts = Counter(reads.waits_to_come)
-        for run in reads.runs:
+        counts = Counter(self._reads.waits_to_come)
+        for run in self._reads.runs:
             counts.update((run, step.event_type) for step in self._steps[run.task_id] if step.event_type)
         return [
             Wanted(run, event_type, count)
@@ -132,16 +204,22 @@ class RunBook:
 
     def fate(self, task_id: int, namespace: str | None = None) -> Fate | None:
         """What became of an instance, of that namespace or of any: by an earlier call of the group, or before."""
-        run, fate = self.runs.get(task_id), self.fates.get(task_id)
+        run, fate = self.runs.get(task_id), self._fates.get(task_id)
         if run is not None and run.ending is not None:
             fate = Fate(run.task.handler.namespace, _end(run).status, 0, run.ending.fence)
         return fate if fate is not None and namespace in (None, fate.namespace) else None
 
-    # ---- change
+    def lost(self, held: Held, namespace: str | None) -> LostLease | None:
+        """Why the lease of a run is gone: its instance was ended or restarted, by the holder or otherwise."""
+        fate = self.fate(held.task_id, namespace)
+        if fate is None:
+            return None
+        if fate.status.ended or held.fence < fate.first_fence:
+            refusal = RunSuperseded("the run was ended or restarted", task_id=held.task_id, fence=held.fence)
+            return LostLease(refusal, by_holder=fate.ended_fence == held.fence)
+        return LostLease(held.lost(), by_holder=fate.ended_fence == held.fence)
 
-    def create(self, new: NewRun) -> None:
-        """Create an instance, unless there is one of its key."""
-        self.births.setdefault((new.new.key.handler, new.new.key.instance_id), new)
+    # ---- change
 
     def note_sent(self, sent: SentEvent) -> None:
         """Store an event that a run received."""
@@ -153,14 +231,16 @@ class RunBook:
 
     def write(self, tx: Tx, group: Group) -> None:
         """Write what became of the runs. Their tasks are written by the group."""
-        self._write_births(tx, group)
+        self.births.write(tx, group)
         self.write_steps(tx)
         ends = [_end(run) for run in self.runs.values() if run.ending is not None]
         if ends:
-            self.ended = workflows.end(tx, ends)
-        statuses = changed_statuses(group.locked, group.changed.values())
-        if statuses:
-            workflows.copy_status(tx, statuses, self.at.now)
+            workflows.end(tx, ends)
+            self._ended = {end.id: Head(end.id, end.revision, end.status) for end in ends}
+        moved = changed_statuses(group.locked, group.changed.values())
+        self._unmoved = frozenset(group.changed) - moved.keys()
+        if moved:
+            workflows.copy_status(tx, moved, self.at.now)
 
     def write_steps(self, tx: Tx) -> None:
         """Write the steps that changed, and the events that came and went."""
@@ -173,32 +253,38 @@ class RunBook:
         if taken:
             store.deliver(tx, taken)
 
-    def _write_births(self, tx: Tx, group: Group) -> None:
-        if not self.births:
-            return
-        wanted = list(self.births.values())
-        seats = sum(one.seat is not None for one in wanted)
-        numbers = dialect.draw_numbers(tx, len(wanted) + seats)
-        fences = iter(numbers[len(wanted) :])
-        named = list(zip(numbers, wanted, strict=False))
-        births = [_birth(number, one, self.at) for number, one in named]
-        tasks = {number: self._task_of(number, one, fences) for number, one in named}
-        stored = workflows.insert(tx, births)
-        self.born = [one.new.key for one in births if one.id in stored]
-        for number in stored:
-            group.schedule(tasks[number])
-        if len(stored) < len(births):
-            for found in workflows.find(tx, [one for one in births if one.id not in stored]):
-                self.found_by_key[found.instance.key] = found
-                if found.request_id is not None:
-                    self.found_by_request[found.instance.key.namespace, found.request_id] = found
+    # ---- what came of it
 
-    def _task_of(self, number: int, one: NewRun, fences: Iterator[int]) -> NewTask:
-        key, lease = one.new.key, None
-        if one.seat is not None:
-            until = self.at.lease_now + self.rules.times.ack_window
-            lease = Lease(one.seat, next(fences), until)
-        return NewTask(key.handler, key.instance_id, priority=PRIORITY[Reason.RUN], id=number, lease=lease, revision=1)
+    def assigned(self, group: Group) -> Iterable[Assignment]:
+        """Runs that workers got as they were created."""
+        for birth in self.births.stored.values():
+            if birth.lease is not None:
+                task = group.inserted[birth.new.key.handler, birth.new.key.instance_id]
+                yield Assignment(task, RunInput(Started(birth.new.params, birth.at, birth.new.trace)))
+
+    def events(self, group: Group) -> Iterable[EngineEvent]:
+        """What happened to instances."""
+        for birth in self.births.stored.values():
+            yield created(birth.new.key, group.at.now)
+        for run in self.runs.values():
+            if run.ending is not None:
+                yield _ended(run, group.at.now)
+        for task in group.changed.values():
+            if task.handler.kind is TaskKind.WORKFLOW:
+                event = enqueued(group.locked[task.id], task, group.at.now)
+                if event is not None:
+                    yield event
+
+    def changes(self, group: Group) -> Changes:
+        """What followers of instances are told."""
+        return Changes(self._unmoved, self._ended)
+
+
+def book_of(group: Group) -> WorkflowBook:
+    """The runs of a group."""
+    book = group.books[TaskKind.WORKFLOW]
+    assert isinstance(book, WorkflowBook)
+    return book
 
 
 def changed_statuses(before: Mapping[int, Task], after: Iterable[Task]) -> dict[int, InstanceStatus]:
@@ -211,12 +297,14 @@ def changed_statuses(before: Mapping[int, Task], after: Iterable[Task]) -> dict[
     }
 
 
-def _birth(number: int, one: NewRun, at: Stamp) -> Birth:
-    status = InstanceStatus.QUEUED if one.seat is None else InstanceStatus.RUNNING
-    return Birth(number, one.new, status, at.now, one.request_id, one.request_hash)
-
-
 def _end(run: Run) -> End:
     assert run.ending is not None
     status = InstanceStatus.COMPLETE if run.ending.failure is None else InstanceStatus.ERRORED
     return End(run.task.id, status, run.now, run.task.revision, run.ending.output, run.ending.failure, run.ending.fence)
+
+
+def _ended(run: Run, now: Micros) -> EngineEvent:
+    assert run.ending is not None
+    failure = run.ending.failure
+    name = WorkflowEvent.COMPLETED if failure is None else WorkflowEvent.ERRORED
+    return ended(run.task, name, now, failure)

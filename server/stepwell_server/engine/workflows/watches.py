@@ -7,11 +7,10 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.pages import in_parts
-from stepwell_server.domain.workflows.instances import Head, Instance, InstanceStatus
+from stepwell_server.domain.workflows.instances import Head, Instance
 from stepwell_server.engine.spine.waits import Waits
 from stepwell_server.storage.database.database import READ, Database
 from stepwell_server.storage.workflows import instances as workflows
@@ -103,14 +102,13 @@ class Watches:
                 if not others:
                     del self._watchers[one]
 
-    def note(self, statuses: Iterable[int], runs: Iterable[int] = (), ended: Mapping[int, Any] | None = None) -> None:
+    def note(self, statuses: Iterable[int], runs: Iterable[int] = (), ended: Mapping[int, Head] | None = None) -> None:
         """The first have another status; of the others, steps or events may have changed. Those that ended are here."""
         for one in statuses:
             self._remember(one)
             if one in self._watchers:
                 if ended and one in ended:
-                    row = ended[one]
-                    self._offer_to_all(Head(row.id, row.revision, InstanceStatus(row.status)))
+                    self._offer_to_all(ended[one])
                 else:
                     self._dirty.add(one)
         self._dirty.update(one for one in runs if any(each.with_steps for each in self._watchers.get(one, ())))

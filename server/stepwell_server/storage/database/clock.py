@@ -17,7 +17,7 @@ from stepwell_server.domain.clock import ClockReading
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.sqlite import REAL_CLOCK
-from stepwell_server.storage.schema import clock
+from stepwell_server.storage.schema.deployment import clock
 
 _THE_ROW = clock.c.id == 1
 

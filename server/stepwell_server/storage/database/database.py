@@ -19,7 +19,13 @@ from typing import Any, NoReturn, Protocol, TypeAlias, TypeVar
 import structlog
 from sqlalchemy import Connection
 
-from stepwell_server.domain.values.errors import Conflict, DatabaseSlow, DatabaseUnavailable, ServerBusy, StepwellError
+from stepwell_server.domain.values.errors import (
+    Conflict,
+    DatabaseSlow,
+    DatabaseUnavailable,
+    ServerBusy,
+    StepwellError,
+)
 from stepwell_server.storage.database.failpoints import AFTER_COMMIT, BEFORE_COMMIT, Failpoints
 
 T = TypeVar("T")
@@ -75,7 +81,7 @@ class CommitUnknown(Exception):
 
 
 class Backend(Protocol):
-    """One database product. `storage/sqlite.py` and `storage/postgresql.py` are the two there are."""
+    """One database product. `storage/database/sqlite.py` and `storage/database/postgresql.py` are the two there are."""
 
     async def attempt(self, work: Work[T], options: TxOptions) -> T:
         """Run the function in one transaction and commit. An unknown outcome is raised as `CommitUnknown`."""

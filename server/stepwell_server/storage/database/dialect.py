@@ -35,7 +35,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.types import TypeEngine
 
 from stepwell_server.storage.database.database import Tx
-from stepwell_server.storage.schema import fence_counter
+from stepwell_server.storage.schema.spine import fence_counter
 
 MIGRATION_LOCK = 0x57E9_3E11
 """Key of the advisory lock that lets one process migrate a PostgreSQL database at a time."""

@@ -45,8 +45,8 @@ class Hint:
     """Handlers whose next wake changed; None means that anything may have changed."""
     tasks: frozenset[int] = frozenset()
     """Held tasks whose holders must look."""
-    instances: frozenset[int] = frozenset()
-    """Instances that stand somewhere else now."""
+    moved: frozenset[int] = frozenset()
+    """Tasks whose status, as users see it, may be another one now."""
     order: ProcessOrder | None = None
     """Somebody asked to have this handed out."""
 
@@ -132,7 +132,7 @@ class PostgresqlHints:
         if connection is None:
             return
         names = [[one.namespace, one.kind, one.name] for one in hint.handlers or ()]
-        said = [self._ping, names, list(hint.tasks), list(hint.instances), _order_row(hint.order)]
+        said = [self._ping, names, list(hint.tasks), list(hint.moved), _order_row(hint.order)]
         spoken = json.dumps(said, separators=(",", ":"))
         if len(spoken.encode()) > LONGEST_HINT:
             spoken = json.dumps([self._ping])
@@ -182,10 +182,10 @@ class PostgresqlHints:
         if not said:
             on_hint(ANYTHING)
             return
-        names, tasks, instances, *more = said
+        names, tasks, moved, *more = said
         handlers = frozenset(known_handlers(names))
         order = _order_from(more[0]) if more and more[0] else None
-        on_hint(Hint(handlers, frozenset(tasks), frozenset(instances), order))
+        on_hint(Hint(handlers, frozenset(tasks), frozenset(moved), order))
 
     def _notify(self, tx: Tx, hint: str) -> None:
         tx.execute(text("SELECT pg_notify(:channel, :hint)"), {"channel": CHANNEL, "hint": hint})

@@ -14,7 +14,7 @@ from stepwell_server.storage import deployments as server
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
 
-MIGRATIONS = Path(__file__).parent / "migrations"
+MIGRATIONS = Path(__file__).parents[1] / "migrations"
 
 
 class SchemaMissing(Exception):

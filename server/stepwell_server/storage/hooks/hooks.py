@@ -25,6 +25,7 @@ from sqlalchemy import (
 )
 
 from stepwell_server.domain.hooks.hooks import STORED, Hook, HookFilter, HookKey, HookStatus, NewHook
+from stepwell_server.domain.spine.births import Birth, Found
 from stepwell_server.domain.spine.executions import load_open
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.jobs import Execution, JobStatus
@@ -46,34 +47,10 @@ from stepwell_server.storage.database.payloads import (
     trace_from,
     trace_to_text,
 )
-from stepwell_server.storage.schema import hooks, tasks
+from stepwell_server.storage.schema.hooks import hooks
+from stepwell_server.storage.schema.spine import tasks
 from stepwell_server.storage.spine import handlers
 from stepwell_server.storage.spine import tasks as task_store
-
-
-@dataclass(frozen=True, slots=True)
-class HookBirth:
-    """A hook to insert under a number that was drawn for it, and what its sender called the request."""
-
-    id: int
-    new: NewHook
-    at: Micros
-    request_id: str | None = None
-    request_hash: str | None = None
-
-    @property
-    def process_at(self) -> Micros:
-        """When it is first due: not before it is stored, or it would overtake those that were due before it."""
-        return max(self.at, self.new.process_at or 0)
-
-
-@dataclass(frozen=True, slots=True)
-class FoundHook:
-    """A hook that was there before, and the request that stored it."""
-
-    hook: Hook
-    request_id: str | None
-    request_hash: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +65,7 @@ class HookEnd:
 # ---- write
 
 
-def insert(tx: Tx, births: Sequence[HookBirth]) -> set[int]:
+def insert(tx: Tx, births: Sequence[Birth[NewHook]]) -> set[int]:
     """Store new hooks, in the order of their keys, and return the numbers of those that were not there yet."""
     fresh = dialect.with_payloads("fresh", map(_birth_row, births))
     return set(tx.execute(_insert_sql(dialect.product(tx)), fresh).scalars())
@@ -132,16 +109,16 @@ def reopen(tx: Tx, hook: Hook) -> None:
 # ---- read
 
 
-def find(tx: Tx, births: Iterable[HookBirth]) -> list[FoundHook]:
+def find(tx: Tx, births: Iterable[Birth[NewHook]]) -> list[Found[Hook]]:
     """Hooks that have the id or the request id of one of these."""
     wanted = dialect.as_rows(
-        {"namespace": one.new.key.namespace, "hook_id": one.new.key.hook_id, "request_id": one.request_id}
+        {"namespace": one.new.key.namespace, "hook_id": one.new.key.hook_id, "request_id": one.wanted.request_id}
         for one in births
     )
     found = {}
     for by in ("hook_id", "request_id"):
         for row in tx.execute(_same_sql(dialect.product(tx), by), {"wanted": wanted}):
-            found[row.id] = FoundHook(_from_row(row), row.request_id, row.request_hash)
+            found[row.id] = Found(_from_row(row), row.request_id, row.request_hash)
     return list(found.values())
 
 
@@ -244,6 +221,11 @@ def _unserved_sql(product: str) -> Select[Any]:
     return found.order_by(oldest.c.run_at, oldest.c.id).limit(limit)
 
 
+def refer_to(handler: Any) -> list[ColumnElement[bool]]:
+    """Which hooks are of a name, given the columns that name their handler."""
+    return [hooks.c.namespace == handler.namespace, hooks.c.name == handler.name]
+
+
 # ---- pages
 
 
@@ -319,7 +301,7 @@ def _of_task(task: FromClause) -> list[ColumnElement[Any]]:
     return [task.c[name].label(f"task_{name}") for name in ("status", "run_at", "claimed_at", "open_steps")]
 
 
-def _birth_row(birth: HookBirth) -> dict[str, Any]:
+def _birth_row(birth: Birth[NewHook]) -> dict[str, Any]:
     new = birth.new
     return {
         "id": birth.id,
@@ -335,9 +317,9 @@ def _birth_row(birth: HookBirth) -> dict[str, Any]:
         "retry_backoff": new.retry.backoff,
         "retry_max_delay": new.retry.max_delay,
         "created_at": birth.at,
-        "process_at": birth.process_at,
-        "request_id": birth.request_id,
-        "request_hash": birth.request_hash,
+        "process_at": new.due_at(birth.at),
+        "request_id": birth.wanted.request_id,
+        "request_hash": birth.wanted.request_hash,
         "trace": trace_to_text(new.trace),
     }
 

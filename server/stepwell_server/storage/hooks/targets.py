@@ -14,8 +14,8 @@ from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.clock import db_now
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.paging import Position, beyond
-from stepwell_server.storage.schema import hook_targets
-from stepwell_server.storage.spine import handlers
+from stepwell_server.storage.schema.hooks import hook_targets
+from stepwell_server.storage.spine import handlers, limits
 
 CONCURRENCY = 5
 """Deliveries to one target at a time, over all replicas."""
@@ -42,7 +42,8 @@ def put(tx: Tx, namespace: str, name: str, url: str, secrets: Sequence[Secret]) 
     upsert = statement.on_conflict_do_update(index_elements=["namespace", "name"], set_=changed)
     tx.execute(upsert)
     handlers.note(tx, [handler_of(namespace, name)])
-    handlers.limit(tx, handler_of(namespace, name), concurrency=CONCURRENCY)
+    limits.limit(tx, handler_of(namespace, name), concurrency=CONCURRENCY)
+    handlers.target(tx, handler_of(namespace, name), has_target=True)
 
 
 def disable(tx: Tx, target: Target, reason: str) -> bool:
@@ -51,7 +52,7 @@ def disable(tx: Tx, target: Target, reason: str) -> bool:
     changed = update(hook_targets).where(same).values(disabled_reason=reason, updated_at=db_now())
     if tx.execute(changed.returning(hook_targets.c.name)).first() is None:
         return False
-    handlers.limit(tx, handler_of(target.namespace, target.name), concurrency=CONCURRENCY, is_paused=True)
+    limits.limit(tx, handler_of(target.namespace, target.name), concurrency=CONCURRENCY, is_paused=True)
     return True
 
 
@@ -60,7 +61,8 @@ def remove(tx: Tx, namespace: str, name: str) -> bool:
     gone = delete(hook_targets).where(_mine(namespace, name)).returning(hook_targets.c.name)
     if tx.execute(gone).first() is None:
         return False
-    handlers.limit(tx, handler_of(namespace, name), concurrency=None)
+    limits.limit(tx, handler_of(namespace, name), concurrency=None)
+    handlers.target(tx, handler_of(namespace, name), has_target=False)
     return True
 
 

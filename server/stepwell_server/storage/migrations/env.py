@@ -1,4 +1,4 @@
-"""Alembic's entry: migrations run inside the transaction that `storage/migrate.py` hands over."""
+"""Alembic's entry: migrations run inside the transaction that `storage/database/migrate.py` hands over."""
 
 from alembic import context
 

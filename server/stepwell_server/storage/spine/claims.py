@@ -25,14 +25,14 @@ from sqlalchemy import (
     true,
 )
 
-from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.handlers import RESUMING, Handler
 from stepwell_server.domain.spine.tasks import BEGUN_PRIORITY, Task, TaskStatus
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.clock import db_now
 from stepwell_server.storage.database.database import Tx
-from stepwell_server.storage.schema import tasks
-from stepwell_server.storage.spine import handlers
+from stepwell_server.storage.schema.spine import tasks
+from stepwell_server.storage.spine import handlers, limits
 from stepwell_server.storage.spine.tasks import from_row
 
 PRIORITIES = range(10)
@@ -78,10 +78,10 @@ def lock_due(
 def _allowed(tx: Tx, served: Sequence[Served]) -> list[Served]:
     """What may be claimed of each handler now. All of them stay as they are until the transaction ends."""
     asked = {one.handler: one.credits for one in served if one.credits > 0}
-    limits = handlers.lock(tx, asked)
-    running = handlers.count_held(tx, [handler for handler, limit in limits.items() if limit is not None])
+    locked = limits.lock(tx, asked)
+    running = limits.count_held(tx, [handler for handler, limit in locked.items() if limit is not None])
     allowed = []
-    for handler, limit in limits.items():
+    for handler, limit in locked.items():
         free = asked[handler] if limit is None else min(asked[handler], limit - running.get(handler, 0))
         if free > 0:
             allowed.append(Served(handler, free, is_limited=limit is not None))
@@ -99,7 +99,7 @@ def _in_order(found: Iterable[Task]) -> list[Task]:
 
 
 def _has_begun(task: Task) -> bool:
-    return task.handler.kind is TaskKind.WORKFLOW and task.priority <= BEGUN_PRIORITY
+    return task.handler.kind in RESUMING and task.priority <= BEGUN_PRIORITY
 
 
 def _lock_due(tx: Tx, allowed: Sequence[Served], most: int, sessions: Iterable[str], patience: Micros) -> list[Task]:
@@ -135,8 +135,8 @@ def _due_sql(product: str) -> Select[Any]:
 def _turns(classes: FromClause, due: FromClause) -> FromClause:
     """Numbers of due tasks in the order in which they are locked, which is that of `_in_order`."""
     place = func.row_number().over(partition_by=classes.c.number, order_by=(due.c.priority, due.c.run_at, due.c.id))
-    is_workflow = classes.c.kind == literal(TaskKind.WORKFLOW.value)
-    has_begun = and_(is_workflow, due.c.priority <= literal(BEGUN_PRIORITY))
+    resumes = classes.c.kind.in_([literal(kind.value) for kind in sorted(RESUMING)])
+    has_begun = and_(resumes, due.c.priority <= literal(BEGUN_PRIORITY))
     placed = select(
         due.c.id, due.c.run_at, classes.c.sought, place.label("place"), has_begun.label("has_begun")
     ).select_from(classes.join(due, true()))

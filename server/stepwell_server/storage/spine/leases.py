@@ -9,7 +9,7 @@ from stepwell_server.domain.spine.tasks import Task, TaskStatus
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.storage.database.clock import lease_now
 from stepwell_server.storage.database.database import Tx
-from stepwell_server.storage.schema import lease_clock, tasks
+from stepwell_server.storage.schema.spine import lease_clock, tasks
 from stepwell_server.storage.spine.handlers import in_status
 from stepwell_server.storage.spine.tasks import from_row, is_held, save, stamp
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import BigInteger, ColumnElement, Delete, Row, Select, bindparam, literal, not_, or_, select
 
 from stepwell_server.domain.spine.handlers import TaskKind
 from stepwell_server.domain.values.times import Micros
-from stepwell_server.domain.workflows.events import EngineEventName
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.paging import Position, beyond
-from stepwell_server.storage.schema import handlers, hook_targets, hooks, tasks, workflow_instances
+from stepwell_server.storage.schema.spine import handlers, tasks
 from stepwell_server.storage.spine.handlers import COLUMNS, columns_of, same_handler
 
-_KEPT = {one.value for one in EngineEventName}
-"""Replicas believe for as long as they live that these are hosted."""
+History: TypeAlias = Callable[[Any], Sequence[ColumnElement[bool]]]
+"""Of a kind: which of its rows refer to a name, given the columns that name it."""
 
 
-def forget(tx: Tx, unused_since: Micros, limit: int, after: Position) -> Position | None:
+def forget(
+    tx: Tx, unused_since: Micros, limit: int, after: Position, history: Mapping[TaskKind, History]
+) -> Position | None:
     """Look at the names after a position, and forget unused ones that nothing refers to. None: these were the last.
 
     A transaction that registers a name, or stores work for it, has first seen that the name is in use, or writes that
@@ -34,14 +36,15 @@ def forget(tx: Tx, unused_since: Micros, limit: int, after: Position) -> Positio
     if unused:
         given = {"wanted": dialect.as_rows(unused), "unused_since": unused_since}
         locked = [_named(row) for row in tx.execute(_lock_sql(dialect.product(tx)), given)]
-        tx.execute(_forget_sql(dialect.product(tx)), {"wanted": dialect.as_rows(locked)})
+        forget_them = _forget_sql(dialect.product(tx), tuple(history.items()))
+        tx.execute(forget_them, {"wanted": dialect.as_rows(locked)})
     return list(_named(page[-1]).values()) if len(page) == limit else None
 
 
 def _can_go(row: Row[Any]) -> bool:
-    """Whether a name can be forgotten at all: nobody limited or paused it, and this server knows what refers to it."""
+    """Whether a name can be forgotten at all: it is as it was, and this server knows what refers to it."""
     known = row.kind in [kind.value for kind in TaskKind]
-    return known and row.concurrency is None and not row.is_paused and row.name not in _KEPT
+    return known and not (row.is_paused or row.has_target or row.is_listener) and row.concurrency is None
 
 
 def _named(row: Row[Any]) -> dict[str, str]:
@@ -62,22 +65,12 @@ def _lock_sql(product: str) -> Select[Any]:
 
 
 @cache
-def _forget_sql(product: str) -> Delete:
+def _forget_sql(product: str, history: tuple[tuple[TaskKind, History], ...]) -> Delete:
     wanted = dialect.rows(product, "wanted", **COLUMNS)
     statement = dialect.erase(product, handlers, wanted, *COLUMNS)
-    return statement.where(not_(_is_referred_to(product)))
-
-
-def _is_referred_to(product: str) -> ColumnElement[bool]:
-    """Whether a name has a task, an instance, a hook or a target."""
-    mine, instance = handlers.c, workflow_instances.c
-    is_workflow, is_hook = mine.kind == TaskKind.WORKFLOW, mine.kind == TaskKind.HOOK
-    return or_(
-        _exists(product, same_handler(tasks.c, mine)),
-        is_workflow & _exists(product, instance.namespace == mine.namespace, instance.workflow == mine.name),
-        is_hook & _exists(product, hooks.c.namespace == mine.namespace, hooks.c.name == mine.name),
-        is_hook & _exists(product, hook_targets.c.namespace == mine.namespace, hook_targets.c.name == mine.name),
-    )
+    has_task = _exists(product, same_handler(tasks.c, handlers.c))
+    has_history = [(handlers.c.kind == kind) & _exists(product, *refers(handlers.c)) for kind, refers in history]
+    return statement.where(not_(or_(has_task, *has_history)), not_(handlers.c.has_target))
 
 
 def _exists(product: str, *same: ColumnElement[bool]) -> ColumnElement[bool]:

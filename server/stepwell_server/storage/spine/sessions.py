@@ -17,7 +17,7 @@ from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.clock import db_now, lease_now
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.paging import Position, beyond
-from stepwell_server.storage.schema import sessions, tasks
+from stepwell_server.storage.schema.spine import sessions, tasks
 from stepwell_server.storage.spine.handlers import from_row as handler_from
 from stepwell_server.storage.spine.tasks import is_held
 

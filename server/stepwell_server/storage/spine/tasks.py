@@ -8,9 +8,10 @@ Statements are built once per database product (`..._sql`, cached): building one
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, lru_cache
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from sqlalchemy import (
@@ -35,7 +36,7 @@ from stepwell_server.domain.values.times import Micros
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.clock import db_now, lease_now
 from stepwell_server.storage.database.database import Tx
-from stepwell_server.storage.schema import tasks
+from stepwell_server.storage.schema.spine import tasks
 from stepwell_server.storage.spine import handlers
 
 TaskKey: TypeAlias = tuple[Handler, str]
@@ -279,32 +280,30 @@ def _mutable_row(task: Task) -> dict[str, Any]:
     return row | {"id": task.id}
 
 
-_KNOWN_REASONS = {one.value: one for one in Reason}
-_KNOWN_STATUSES = {one.value: one for one in TaskStatus}
-_KNOWN_STOPS = {one.value: one for one in Stop}
+_POSITIONS = {column.name: position for position, column in enumerate(tasks.columns)}
+_HANDLER_OF = itemgetter(*(_POSITIONS[name] for name in handlers.COLUMNS))
+_OWNER_OF = itemgetter(_POSITIONS["session_id"], _POSITIONS["connection"])
+_FIELDS_OF = itemgetter(*(_POSITIONS.get(name, 0) for name in Task._fields))
+"""The columns of each field of a task, in the order of its fields; of those with another name any, to be replaced."""
+_HANDLER, _OWNER = Task._fields.index("handler"), Task._fields.index("owner")
+_READ: list[tuple[int, Callable[[Any], Any]]] = [
+    (Task._fields.index("reason"), {reason.value: reason for reason in Reason}.__getitem__),
+    (Task._fields.index("status"), {status.value: status for status in TaskStatus}.__getitem__),
+    (Task._fields.index("stop"), {stop.value: stop for stop in Stop}.__getitem__),
+    (Task._fields.index("wake_again"), bool),  # SQLite has numbers for it
+    (Task._fields.index("acked"), bool),
+]
 
 
 def from_row(row: Row[Any]) -> Task:
     """A task from a row that has all columns of the table in their order: it is taken apart as a whole, for speed."""
     values = tuple(row)
-    session_id, connection = values[18:20]
-    fields = (
-        values[0],
-        _handler(*values[1:4]),
-        *values[4:6],
-        _KNOWN_REASONS[values[6]],
-        *values[7:9],
-        _KNOWN_STATUSES[values[9]],
-        *values[10:13],
-        _KNOWN_STOPS[values[13]],
-        bool(values[14]),
-        values[15],
-        bool(values[16]),
-        values[17],
-        None if session_id is None else Owner(session_id, connection),
-        *values[20:22],
-        *values[23:29],
-    )
+    fields = list(_FIELDS_OF(values))
+    for position, read in _READ:
+        fields[position] = read(fields[position])
+    session_id, connection = _OWNER_OF(values)
+    fields[_HANDLER] = _handler(*_HANDLER_OF(values))
+    fields[_OWNER] = None if session_id is None else Owner(session_id, connection)
     return Task._make(fields)
 
 

@@ -17,13 +17,13 @@ from sqlalchemy import (
     Text,
     case,
     func,
-    literal,
     select,
     true,
     update,
 )
 from sqlalchemy.types import TypeEngine
 
+from stepwell_server.domain.spine.births import Birth, Found
 from stepwell_server.domain.spine.tasks import Task, TaskStatus
 from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.payloads import Payload
@@ -41,32 +41,11 @@ from stepwell_server.storage.database.payloads import (
     trace_from,
     trace_to_text,
 )
-from stepwell_server.storage.schema import workflow_instances, workflow_labels
+from stepwell_server.storage.schema.workflows import workflow_instances, workflow_labels
 from stepwell_server.storage.spine import tasks as task_store
 
 _STARTED = [workflow_instances.c[name] for name in ("id", "params", "created_at", "trace")]
 _KEY: dict[str, TypeEngine[Any]] = {"namespace": Text(), "workflow": Text(), "instance_id": Text()}
-
-
-@dataclass(frozen=True, slots=True)
-class Birth:
-    """An instance to insert under a number that was drawn for it, and what its creator called the request."""
-
-    id: int
-    new: NewInstance
-    status: InstanceStatus
-    at: Micros
-    request_id: str | None = None
-    request_hash: str | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Found:
-    """An instance that was there before, and the request that made it."""
-
-    instance: Instance
-    request_id: str | None
-    request_hash: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +83,7 @@ class Fate:
 # ---- write
 
 
-def insert(tx: Tx, births: Sequence[Birth]) -> set[int]:
+def insert(tx: Tx, births: Sequence[Birth[NewInstance]]) -> set[int]:
     """Store new instances, in the order of their keys, and return the numbers of those that were not there yet."""
     columns = {column.name: column.type for column in workflow_instances.columns}
     fresh = dialect.with_payloads("fresh", map(_birth_row, births))
@@ -175,10 +154,9 @@ def _started(row: Row[Any]) -> Started:
     return Started(from_text(row.params) or Payload(), row.created_at, trace_from(row))
 
 
-def end(tx: Tx, ends: Iterable[End]) -> dict[int, Row[Any]]:
-    """Write how instances ended, and return their rows, for whoever wants to know (`from_row`)."""
-    stored = tx.execute(_end_sql(dialect.product(tx)), dialect.with_payloads("after", map(_end_row, ends)))
-    return {row.id: row for row in stored}
+def end(tx: Tx, ends: Iterable[End]) -> None:
+    """Write how instances ended."""
+    tx.execute(_end_sql(dialect.product(tx)), dialect.with_payloads("after", map(_end_row, ends)))
 
 
 @cache
@@ -187,8 +165,7 @@ def _end_sql(product: str) -> Any:
     types = {name: workflow_instances.c[name].type for name in names}
     after = dialect.rows(product, "after", id=BigInteger(), at=BigInteger(), **types)
     statement, new = dialect.overwrite(product, workflow_instances, after, "id")
-    ended = statement.values(**{name: new[name] for name in names}, ended_at=new.at, updated_at=new.at)
-    return ended.returning(*workflow_instances.columns, literal(None).label("run_at"))
+    return statement.values(**{name: new[name] for name in names}, ended_at=new.at, updated_at=new.at)
 
 
 def restart(tx: Tx, instance: Instance, at: Micros, fence: int) -> None:
@@ -210,9 +187,9 @@ def restart(tx: Tx, instance: Instance, at: Micros, fence: int) -> None:
 # ---- read
 
 
-def find(tx: Tx, births: Iterable[Birth]) -> list[Found]:
+def find(tx: Tx, births: Iterable[Birth[NewInstance]]) -> list[Found[Instance]]:
     """Instances that have the key or the request id of one of these."""
-    wanted = dialect.as_rows(_key_row(one.new.key) | {"request_id": one.request_id} for one in births)
+    wanted = dialect.as_rows(_key_row(one.new.key) | {"request_id": one.wanted.request_id} for one in births)
     product = dialect.product(tx)
     found = {}
     for statement in (_same_key_sql(product), _same_request_sql(product)):
@@ -336,6 +313,11 @@ def _fates_sql(product: str) -> Select[Any]:
     return select(*columns).where(_is_wanted(product))
 
 
+def refer_to(handler: Any) -> list[ColumnElement[bool]]:
+    """Which instances are of a workflow, given the columns that name it."""
+    return [workflow_instances.c.namespace == handler.namespace, workflow_instances.c.workflow == handler.name]
+
+
 # ---- rows
 
 
@@ -378,25 +360,26 @@ def _key_row(key: InstanceKey) -> dict[str, Any]:
     return {"namespace": key.namespace, "workflow": key.workflow, "instance_id": key.instance_id}
 
 
-def _birth_row(birth: Birth) -> dict[str, Any]:
+def _birth_row(birth: Birth[NewInstance]) -> dict[str, Any]:
+    status = InstanceStatus.QUEUED if birth.lease is None else InstanceStatus.RUNNING
     return _key_row(birth.new.key) | {
         "id": birth.id,
         "run_number": 0,
-        "status": birth.status,
+        "status": status,
         "params": to_text(birth.new.params),
         "labels": json.dumps(dict(birth.new.labels), separators=(",", ":")),
         "created_at": birth.at,
         "updated_at": birth.at,
-        "started_at": birth.at if birth.status is InstanceStatus.RUNNING else None,
+        "started_at": None if birth.lease is None else birth.at,
         "revision": 0,
         "first_fence": 0,
-        "request_id": birth.request_id,
-        "request_hash": birth.request_hash,
+        "request_id": birth.wanted.request_id,
+        "request_hash": birth.wanted.request_hash,
         "trace": trace_to_text(birth.new.trace),
     }
 
 
-def _label_rows(birth: Birth) -> list[dict[str, Any]]:
+def _label_rows(birth: Birth[NewInstance]) -> list[dict[str, Any]]:
     key = birth.new.key
     return [
         {

@@ -14,7 +14,7 @@ from stepwell_server.domain.workflows.instances import Event, Instance, Instance
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.paging import Position, beyond
-from stepwell_server.storage.schema import (
+from stepwell_server.storage.schema.workflows import (
     workflow_events,
     workflow_instances,
     workflow_labels,

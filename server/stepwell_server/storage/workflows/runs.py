@@ -38,7 +38,8 @@ from stepwell_server.storage.database.payloads import (
     trace_from,
     trace_to_text,
 )
-from stepwell_server.storage.schema import tasks, workflow_events, workflow_steps
+from stepwell_server.storage.schema.spine import tasks
+from stepwell_server.storage.schema.workflows import workflow_events, workflow_steps
 
 _RUN: dict[str, TypeEngine[Any]] = {"task_id": BigInteger(), "run_number": Integer()}
 _STEP: dict[str, TypeEngine[Any]] = {column.name: column.type for column in workflow_steps.columns}

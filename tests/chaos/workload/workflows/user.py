@@ -13,6 +13,7 @@ from uuid import uuid4
 from stepwell import CallFailed, Client, Instance, InstanceChange
 from stepwell.payloads import to_payload
 from stepwell.v1 import workflows_pb2 as pb
+from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.chaos.facts.calls import Call
 from tests.chaos.facts.fact import key_of, now_ns
 from tests.chaos.facts.run import Count

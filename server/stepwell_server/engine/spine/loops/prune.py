@@ -11,6 +11,7 @@ import structlog
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.times import Micros
+from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.storage.database.database import READ, Database, Tx, TxOptions
 from stepwell_server.storage.database.paging import Position
 from stepwell_server.storage.spine import handlers, names, requests, sessions, tasks
@@ -23,20 +24,20 @@ _OPTIONS = TxOptions(label="prune", attempts=1)
 log = structlog.get_logger()
 
 
-async def prune(db: Database, names_kept: Micros) -> None:
+async def prune(db: Database, kinds: Kinds, names_kept: Micros) -> None:
     """Delete what is old, a batch at a time, every ten minutes or so. Runs until cancelled."""
     while True:
         await asyncio.sleep(INTERVAL * random.uniform(0.8, 1.2))
         try:
             while await db.run_tx(lambda tx: requests.delete_expired(tx, BATCH), _OPTIONS) >= BATCH:
                 continue  # those of the same instant go together: it may be more than a batch
-            await forget_names(db, names_kept)  # before sessions go that say what is hosted
+            await forget_names(db, kinds, names_kept)  # before sessions go that say what is hosted
             await db.run_tx(sessions.delete_gone, _OPTIONS)
         except StepwellError as error:
             log.debug("prune_skipped", reason=error.reason)
 
 
-async def forget_names(db: Database, kept: Micros) -> None:
+async def forget_names(db: Database, kinds: Kinds, kept: Micros) -> None:
     """Forget the names of handlers that nothing refers to and that no worker has hosted for so long."""
     at, hosted = await db.run_tx(_hosted, READ)
     for first in range(0, len(hosted), BATCH):
@@ -44,7 +45,8 @@ async def forget_names(db: Database, kept: Micros) -> None:
     unused_since = at - kept - handlers.STALE  # a use is written up to that late
     after: Position | None = []
     while after is not None:
-        after = await db.run_tx(partial(names.forget, unused_since=unused_since, limit=BATCH, after=after), _OPTIONS)
+        forget = partial(names.forget, unused_since=unused_since, limit=BATCH, after=after, history=kinds.history())
+        after = await db.run_tx(forget, _OPTIONS)
 
 
 def _hosted(tx: Tx) -> tuple[Micros, list[Handler]]:

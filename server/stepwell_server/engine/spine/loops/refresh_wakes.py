@@ -10,9 +10,9 @@ from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.values.errors import DatabaseSlow, StepwellError
 from stepwell_server.engine.spine.wakes import WakeBus, every
 from stepwell_server.storage.database.database import Database, Tx, TxOptions
-from stepwell_server.storage.spine import handlers, tasks
-from stepwell_server.storage.spine.handlers import HandlerWake
+from stepwell_server.storage.spine import tasks, wakes
 from stepwell_server.storage.spine.tasks import Stamp
+from stepwell_server.storage.spine.wakes import HandlerWake
 
 SPACING = 0.05
 """Seconds from one question to the next. What becomes due sooner by our own commits is known without asking."""
@@ -25,13 +25,13 @@ _OPTIONS = TxOptions(label="refresh-wakes", read_only=True, reserved=True)
 async def refresh_wakes(db: Database, bus: WakeBus) -> None:
     """Runs until cancelled. What could not be refreshed is asked for again: nobody may ever note it a second time."""
     while True:
-        asked, mark = await bus.take_noted(), bus.mark()
+        asked, mark = await bus.notes.take(), bus.notes.mark()
         began = asyncio.get_running_loop().time()
         try:
             found, at = await db.run_tx(partial(_ask, of=asked), _OPTIONS)
         except StepwellError as error:
             is_too_much = asked is None and isinstance(error, DatabaseSlow)  # else it would hold up all the others
-            bus.note(bus.served if is_too_much else asked)
+            bus.notes.add(bus.served if is_too_much else asked)
             await asyncio.sleep(PAUSE)
             continue
         bus.refresh(found, at, mark, whole=every if asked is None else None)
@@ -39,4 +39,4 @@ async def refresh_wakes(db: Database, bus: WakeBus) -> None:
 
 
 def _ask(tx: Tx, of: Sequence[Handler] | None) -> tuple[list[HandlerWake], Stamp]:
-    return handlers.next_wakes(tx, of), tasks.stamp(tx)
+    return wakes.next_wakes(tx, of), tasks.stamp(tx)

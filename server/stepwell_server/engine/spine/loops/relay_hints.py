@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.spine.wakes import ProcessOrder
-from stepwell_server.engine.spine.group import Committed
+from stepwell_server.engine.spine.kinds import Committed
 from stepwell_server.storage.database.hints import Hint, Hints
 
 COALESCED = 0.01
@@ -14,26 +15,26 @@ COALESCED = 0.01
 
 
 class HintRelay:
-    """Collects whom our commits touched, and tells the other replicas."""
+    """Collects what the commits of this replica changed, and tells the other replicas."""
 
     def __init__(self, hints: Hints) -> None:
         self._hints = hints
-        self._touched: set[Handler] = set()
-        self._told: set[int] = set()
+        self._handlers: set[Handler] = set()
+        self._must_look: set[int] = set()
         self._moved: set[int] = set()
         self._orders: dict[ProcessOrder, None] = {}
         self._any = asyncio.Event()
 
-    def note(self, committed: Committed) -> None:
-        """This is what a commit of ours changed."""
-        self._touched.update(committed.touched)
-        self._told.update(committed.told)
-        self._moved.update(committed.statuses)
-        if self._touched:
+    def note(self, committed: Committed, moved: Collection[int]) -> None:
+        """Tell the other replicas of a commit, and of the tasks that those who follow them want to hear of."""
+        self._handlers.update(committed.handlers)
+        self._must_look.update(committed.must_look)
+        self._moved.update(moved)
+        if self._handlers:
             self._any.set()
 
     def order(self, order: ProcessOrder) -> None:
-        """Somebody asked us to have this handed out: the others have workers, too."""
+        """Have this handed out by the other replicas as well: they have workers, too."""
         self._orders[order] = None
         self._any.set()
 
@@ -42,8 +43,8 @@ class HintRelay:
         while True:
             await self._any.wait()
             await asyncio.sleep(COALESCED)
-            hint = Hint(frozenset(self._touched), frozenset(self._told), frozenset(self._moved))
-            self._touched, self._told, self._moved = set(), set(), set()
+            hint = Hint(frozenset(self._handlers), frozenset(self._must_look), frozenset(self._moved))
+            self._handlers, self._must_look, self._moved = set(), set(), set()
             orders, self._orders = list(self._orders), {}
             self._any.clear()
             await self._hints.send(hint)

@@ -7,26 +7,22 @@ import random
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Protocol
 
 import structlog
 
-from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.spine.leases import Owner
 from stepwell_server.domain.spine.tasks import Task
 from stepwell_server.domain.values.errors import DatabaseSlow, StepwellError
 from stepwell_server.domain.values.times import SECOND, Micros
-from stepwell_server.domain.workflows.instances import status_of
-from stepwell_server.engine.hooks import book as jobs
 from stepwell_server.engine.spine.group import committed_by
-from stepwell_server.engine.spine.replica import Spine
+from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.engine.spine.wakes import every
-from stepwell_server.engine.workers import Workers
 from stepwell_server.storage.database.database import Tx, TxOptions
-from stepwell_server.storage.database.hints import Hints
-from stepwell_server.storage.spine import handlers, leases, sessions, tasks
-from stepwell_server.storage.spine.handlers import HandlerWake
+from stepwell_server.storage.spine import leases, sessions, tasks
 from stepwell_server.storage.spine.tasks import Stamp
-from stepwell_server.storage.workflows import instances as workflows
+from stepwell_server.storage.spine.wakes import HandlerWake, next_wakes
 
 INTERVAL = 5.0
 WITHOUT_HINTS = 0.25
@@ -47,12 +43,22 @@ class Swept:
     """None: they could not be read."""
     lapsed: list[Task]
     given_up: list[Task]
-    """Hooks of which an execution failed because nobody knows their handler."""
+    """Those of which an execution failed because no worker ever took them."""
     gap: bool
     held: bool
     confirmed: set[str]
     served: set[Handler]
     at: Stamp
+
+
+class Streams(Protocol):
+    """The streams of workers that are connected to this replica."""
+
+    def owners(self) -> list[Owner]:
+        """Whose streams are here."""
+
+    def confirmed(self, asked: Sequence[Owner], there: set[str]) -> None:
+        """End those of these streams that a newer connection superseded: all but the sessions that are there."""
 
 
 @dataclass(slots=True)
@@ -62,10 +68,9 @@ class Sweep:
     What is said regularly is said in its transaction: at rest, a replica has no other.
     """
 
-    spine: Spine
-    hints: Hints
+    replica: Replica
+    streams: Streams
     report: Callable[[bool], Awaitable[None]]
-    workers: Workers
     _rested_at: Micros = 0
     """When nobody held anything, as far as this replica saw, by lease_now()."""
 
@@ -73,40 +78,40 @@ class Sweep:
         """Sweep again and again, with jitter, until cancelled."""
         while True:
             await self.once()
-            await self.report(self.spine.db.reachable)
+            await self.report(self.replica.db.reachable)
             await asyncio.sleep(self._interval() * random.uniform(0.8, 1.2))
 
     async def once(self) -> Swept | None:
         """Sweep. None: the database did not answer."""
-        self.hints.expect_ping()
-        was_reachable, mark, owners = self.spine.db.reachable, self.spine.bus.mark(), self.workers.owners()
+        self.replica.hints.expect_ping()
+        was_reachable, mark, owners = self.replica.db.reachable, self.replica.bus.notes.mark(), self.streams.owners()
         try:
             try:
-                swept = await self.spine.db.run_tx(partial(self._sweep, owners=owners), _OPTIONS)
+                swept = await self.replica.db.run_tx(partial(self._sweep, owners=owners), _OPTIONS)
             except DatabaseSlow:  # so many names that leases would never lapse
                 log.warning("wakes_not_read")
-                swept = await self.spine.db.run_tx(partial(self._sweep, owners=owners, wakes=False), _OPTIONS)
+                swept = await self.replica.db.run_tx(partial(self._sweep, owners=owners, wakes=False), _OPTIONS)
         except StepwellError as error:
             if was_reachable:
-                event = "sweep_failed" if self.spine.db.reachable else "database_unreachable"
+                event = "sweep_failed" if self.replica.db.reachable else "database_unreachable"
                 log.warning(event, reason=error.reason, cause=repr(error.__cause__))
             return None
         if not was_reachable:
             log.info("database_reachable")
-        self.spine.committer.timings.note_sweep(swept.lapsed, extended=swept.gap)
+        self.replica.committer.timings.note_sweep(swept.lapsed, extended=swept.gap)
         if swept.gap:
             log.warning("leases_extended", why="nobody could renew them for a while")
         if swept.lapsed:
             log.warning("leases_lapsed", tasks=len(swept.lapsed))
         if not swept.held:
             self._rested_at = swept.at.lease_now
-        self.workers.confirmed(owners, swept.confirmed)
-        self.spine.bus.serve(frozenset(swept.served))
+        self.streams.confirmed(owners, swept.confirmed)
+        self.replica.bus.serve(frozenset(swept.served))
         whole = None if swept.wakes is None else every
-        self.spine.bus.refresh(swept.wakes or [], swept.at, mark, whole)
+        self.replica.bus.refresh(swept.wakes or [], swept.at, mark, whole)
         if swept.lapsed or swept.given_up:
             told = [task.id for task in swept.lapsed]
-            self.spine.announce(committed_by([*swept.lapsed, *swept.given_up], [], swept.at, told))
+            self.replica.announce(committed_by([*swept.lapsed, *swept.given_up], [], swept.at, told))
         return swept
 
     def _sweep(self, tx: Tx, owners: Sequence[Owner], *, wakes: bool = True) -> Swept:
@@ -115,23 +120,22 @@ class Sweep:
         gap, lapsed = False, list[Task]()
         held = leases.any_held(tx)
         if held:
-            gap = leases.tick(tx, self.spine.committer.rules.times, self._rested_at)
-            lapsed = leases.sweep(tx, self.spine.committer.rules.times)
-            statuses = {task.id: status_of(task) for task in lapsed if task.handler.kind is TaskKind.WORKFLOW}
-            if statuses:
-                workflows.copy_status(tx, statuses, tasks.stamp(tx).now)
-        self.hints.ping(tx)
-        found = handlers.next_wakes(tx) if wakes else None
-        given_up = jobs.fail_unserved(tx, found or [], self.spine.committer.rules)
+            gap = leases.tick(tx, self.replica.rules.times, self._rested_at)
+            lapsed = leases.sweep(tx, self.replica.rules.times)
+            if lapsed:
+                self.replica.kinds.given_up(tx, {}, lapsed, tasks.stamp(tx))
+        self.replica.hints.ping(tx)
+        found = next_wakes(tx) if wakes else None
+        given_up = self.replica.kinds.give_up(tx, found or [], self.replica.rules)
         if given_up:
-            found = handlers.next_wakes(tx)
+            found = next_wakes(tx)
         return Swept(found, lapsed, given_up, gap, held, confirmed, sessions.served(tx), tasks.stamp(tx))
 
     def _interval(self) -> float:
-        if not self.spine.db.reachable:
+        if not self.replica.db.reachable:
             return WHILE_AWAY
-        due_at = self.spine.bus.next_wake(every).due_at
-        soon = due_at is not None and due_at <= self.spine.bus.time.now() + SECOND
-        if soon and not self.hints.working:
+        due_at = self.replica.bus.next_wake(every).due_at
+        soon = due_at is not None and due_at <= self.replica.bus.time.now() + SECOND
+        if soon and not self.replica.hints.working:
             return WITHOUT_HINTS
-        return min(INTERVAL, self.spine.committer.rules.times.trusted_gap / SECOND / 2)
+        return min(INTERVAL, self.replica.rules.times.trusted_gap / SECOND / 2)

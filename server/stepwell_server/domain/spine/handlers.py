@@ -1,0 +1,44 @@
+"""Handlers: the user code that tasks are addressed to, by namespace, kind and name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import StrEnum
+
+from stepwell_server.domain.values.times import Micros
+
+
+class TaskKind(StrEnum):
+    """What a task advances. Kinds are added with the primitives they belong to."""
+
+    WORKFLOW = "workflow"
+    HOOK = "hook"
+
+
+RESUMING = frozenset({TaskKind.WORKFLOW})
+"""Kinds whose tasks are handed out many times: those that have begun go before all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Handler:
+    """Whom a task is addressed to."""
+
+    namespace: str
+    kind: TaskKind
+    name: str
+
+
+def known_handlers(named: Iterable[tuple[str, str, str]]) -> tuple[Handler, ...]:
+    """Handlers by namespace, kind and name, without those whose kind only a newer server knows."""
+    kinds = {kind.value: kind for kind in TaskKind}
+    return tuple(Handler(space, kinds[kind], name) for space, kind, name in named if kind in kinds)
+
+
+@dataclass(frozen=True, slots=True)
+class Registration:
+    """A handler that a worker said it hosts."""
+
+    handler: Handler
+    description: str = ""
+    registered_at: Micros = 0

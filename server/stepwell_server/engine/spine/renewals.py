@@ -1,0 +1,165 @@
+"""Renewals: acknowledgements and heartbeats of a worker's stream, made durable before they are confirmed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import structlog
+
+from stepwell_server.domain.spine.leases import Held
+from stepwell_server.domain.spine.tasks import Verdict
+from stepwell_server.domain.values.errors import ShuttingDown
+from stepwell_server.domain.values.times import SECOND
+from stepwell_server.engine.spine.calls import Answer
+from stepwell_server.engine.spine.links import LONGEST_RETRY, SHORTEST_RETRY, TRY_AGAIN, Link
+from stepwell_server.engine.spine.outbox import Beat
+
+ACKS_COLLECTED = 0.02
+"""Seconds for which an acknowledgement waits for the task's first frames, which renew its lease all the same."""
+
+log = structlog.get_logger()
+
+
+@dataclass(slots=True, eq=False)
+class _Renewals:
+    """The renewals of one heartbeat."""
+
+    number: int
+    waiting: set[Held]
+    """Those without an answer yet."""
+    has_answer: bool = False
+    """One of them has an answer: the database takes renewals."""
+    is_over: bool = False
+    """Nothing is tried again for it."""
+
+
+class Renewals:
+    """The renewals of one connection."""
+
+    def __init__(self, link: Link, shorten: Callable[[Held], None]) -> None:
+        self._link = link
+        self._shorten = shorten
+        """Ends a lease soon, after what was reported under it."""
+        self._arrived: dict[Held, None] = {}
+        """Tasks that were acknowledged a moment ago."""
+        self.last_beat = 0
+        """Newest heartbeat whose renewals are durable."""
+
+    # ---- acknowledgements
+
+    def acknowledge(self, held: Held) -> None:
+        """The task has arrived: its lease is a full one in a moment, or with its first frames."""
+        if not self._link.holds(held):
+            self._link.lose(held)
+            return
+        if not self._arrived:
+            self._link.spawn(self._acknowledge_arrived())
+        self._arrived[held] = None
+
+    def has_frames(self, held: Held) -> None:
+        """A task that was acknowledged a moment ago has frames, which renew its lease."""
+        self._arrived.pop(held, None)
+
+    def arrived(self) -> list[Held]:
+        """Tasks whose acknowledgement is not stored yet. They may have begun."""
+        return list(self._arrived)
+
+    async def _acknowledge_arrived(self) -> None:
+        await asyncio.sleep(ACKS_COLLECTED)
+        while self._arrived:
+            held = next(iter(self._arrived))
+            await self._acknowledge(held, SHORTEST_RETRY)
+            self._arrived.pop(held, None)
+
+    async def _acknowledge(self, held: Held, pause: float) -> None:
+        await self._link.enqueue(self._link.renewal(held), partial(self._acknowledged, held, pause))
+
+    def _acknowledged(self, held: Held, pause: float, done: asyncio.Future[Answer]) -> None:
+        if not self._link.holds(held):
+            return  # it was taken away meanwhile, and its worker was told why
+        if not self._renewed(held, done) and not self._link.has_parted:
+            self._link.spawn(self._acknowledge_again(held, pause))
+
+    async def _acknowledge_again(self, held: Held, pause: float) -> None:
+        await asyncio.sleep(pause)
+        await self._acknowledge(held, min(pause * 2, LONGEST_RETRY))
+
+    # ---- heartbeats
+
+    async def heartbeat(self, number: int, held: Iterable[Held]) -> None:
+        """Renew these leases, and say when that is durable. One that cannot be renewed is lost alone."""
+        named = {*held}
+        beat = _Renewals(number, set(filter(self._link.holds, named)))
+        for one in named - beat.waiting:
+            self._link.lose(one)
+        if not beat.waiting:
+            self._confirm(number)
+            return
+        interval = self._link.committer.rules.times.lease / 3 / SECOND
+        asyncio.get_running_loop().call_later(interval, self._end_beat, beat)
+        for one in tuple(beat.waiting):
+            await self._renew(beat, one, SHORTEST_RETRY)
+
+    async def _renew(self, beat: _Renewals, held: Held, pause: float) -> None:
+        await self._link.enqueue(self._link.renewal(held), partial(self._beat, beat, held, pause))
+
+    async def _renew_again(self, beat: _Renewals, held: Held, pause: float) -> None:
+        await asyncio.sleep(pause)
+        if held in beat.waiting and not beat.is_over:
+            await self._renew(beat, held, min(pause * 2, LONGEST_RETRY))
+
+    def _beat(self, beat: _Renewals, held: Held, pause: float, done: asyncio.Future[Answer]) -> None:
+        """One renewal of a heartbeat is answered. With the last one, the whole heartbeat is."""
+        if self._renewed(held, done):
+            beat.has_answer = True
+            self._settle(beat, held)
+        elif done.cancelled() or self._link.has_parted or isinstance(done.exception(), ShuttingDown):
+            return  # the worker carries its leases to another connection
+        elif self._link.holds(held) and isinstance(done.exception(), TRY_AGAIN):
+            self._link.spawn(self._renew_again(beat, held, pause))
+        else:
+            self._settle(beat, held, is_lost=True)
+
+    def _settle(self, beat: _Renewals, *settled: Held, is_lost: bool = False) -> None:
+        """These leases of a heartbeat are renewed, or else their worker is told here that they are not."""
+        for held in beat.waiting.intersection(settled):
+            beat.waiting.discard(held)
+            if is_lost:
+                self._link.lose(held)
+            if not beat.waiting:
+                self._confirm(beat.number)
+
+    def _end_beat(self, beat: _Renewals) -> None:
+        """A heartbeat is an interval old: what could not be renewed by now is given up for the sake of all the others.
+
+        A worker takes a confirmed heartbeat for the renewal of every lease that it named. So one that is not renewed
+        holds up its confirmation, and of all the next ones, which name it as well, until the worker gives up all that
+        it holds, half a lease after the first of them. Before that, it is told that this one is lost, and so that is
+        made to be soon: what it reported before would keep the task for nobody. Not so if none was renewed, or while
+        the database is away: then others are no worse off, and it may be back in time.
+        """
+        beat.is_over = True
+        if beat.has_answer and self._link.committer.db.reachable and not self._link.has_parted:
+            lost = tuple(beat.waiting)
+            self._settle(beat, *lost, is_lost=True)
+            for held in lost:
+                log.warning("lease_not_renewed", task_id=held.task_id)
+                self._shorten(held)
+
+    def _confirm(self, number: int) -> None:
+        self.last_beat = max(self.last_beat, number)
+        self._link.send(Beat())
+
+    def _renewed(self, held: Held, done: asyncio.Future[Answer]) -> bool:
+        """Act on the answer to a renewal. False: it did not happen."""
+        if done.cancelled() or done.exception() is not None:
+            return False
+        answer = done.result()
+        if answer.verdict is Verdict.STALE and not self._link.holds(held):
+            self._link.lose(held)
+        elif answer.verdict is Verdict.STALE or answer.wake_again:
+            self._link.handout.holders.look([held.task_id])  # which also says why it is lost
+        return True
