@@ -18,7 +18,7 @@ from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from stepwell.workflows.info import instance_info
 from tests.support.servers import Served
 from tests.support.workflows import refused
-from tests.workflows.conftest import StartHarness
+from tests.behaviour.workflows.conftest import StartHarness
 
 MEBIBYTE = 1024 * 1024
 

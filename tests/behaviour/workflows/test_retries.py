@@ -11,7 +11,7 @@ import pytest
 from stepwell import App, InstanceStatus, NonRetryableError, Retry, StepStatus, workflow
 from stepwell.testing import Harness
 from tests.support.workflows import Gate
-from tests.workflows.conftest import LeasesLapse, StartHarness
+from tests.behaviour.workflows.conftest import LeasesLapse, StartHarness
 
 SECOND = timedelta(seconds=1)
 INSTANT = timedelta(microseconds=1)

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import HookDefinition, Retry, workflow
 from stepwell.testing import Harness
-from tests.hooks.conftest import StartHarness
+from tests.behaviour.hooks.conftest import StartHarness
 from tests.support.hooks import Calls
 
 HOUR = timedelta(hours=1)

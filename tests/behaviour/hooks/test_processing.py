@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import App, HookStatus, JobContext, NonRetryableError, Retry, hook
 from stepwell.testing import Harness
-from tests.hooks.conftest import StartHarness
+from tests.behaviour.hooks.conftest import StartHarness
 from tests.support.hooks import Calls
 
 SECOND = timedelta(seconds=1)

@@ -15,7 +15,7 @@ from stepwell_server.storage.schema import tasks
 from tests.support.patience import PATIENCE
 from tests.support.servers import Served
 from tests.support.workflows import Gate
-from tests.workflows.conftest import LeasesLapse, StartHarness
+from tests.behaviour.workflows.conftest import LeasesLapse, StartHarness
 
 HOUR_US = 3_600_000_000
 

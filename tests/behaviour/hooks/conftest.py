@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.workflows.conftest import (
+from tests.behaviour.workflows.conftest import (
     StartHarness,
     database_url,
     harness,

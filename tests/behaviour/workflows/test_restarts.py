@@ -8,7 +8,7 @@ import pytest
 
 from stepwell import Instance, InstanceStatus, StepStatus, WorkflowTerminated, workflow
 from tests.support.workflows import Gate, refused
-from tests.workflows.conftest import StartHarness
+from tests.behaviour.workflows.conftest import StartHarness
 
 
 @workflow("sleeper")

@@ -10,7 +10,7 @@ import pytest
 
 from stepwell import Instance, InstanceStatus, StepStatus, WaitForEventTimeoutError, workflow
 from tests.support.workflows import Gate, refused
-from tests.workflows.conftest import StartHarness
+from tests.behaviour.workflows.conftest import StartHarness
 
 SECOND = timedelta(seconds=1)
 

@@ -7,7 +7,7 @@ from datetime import timedelta
 import pytest
 
 from stepwell import App, InstanceStatus, StepStatus, StepType, workflow
-from tests.workflows.conftest import StartHarness
+from tests.behaviour.workflows.conftest import StartHarness
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import InstanceStatus, StepStatus, WaitForEventTimeoutError, workflow
 from tests.support.workflows import Gate
-from tests.workflows.conftest import StartHarness
+from tests.behaviour.workflows.conftest import StartHarness
 
 HOUR = timedelta(hours=1)
 INSTANT = timedelta(microseconds=1)

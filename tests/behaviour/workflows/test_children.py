@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepwell import CallFailed, InstanceStatus, WorkflowEntrypoint, workflow
 from stepwell.testing import Harness
-from tests.workflows.conftest import StartHarness
+from tests.behaviour.workflows.conftest import StartHarness
 
 
 @workflow("child")

@@ -19,7 +19,7 @@ from stepwell import (
     workflow,
 )
 from tests.support.workflows import Gate
-from tests.workflows.conftest import LeasesLapse, StartHarness
+from tests.behaviour.workflows.conftest import LeasesLapse, StartHarness
 
 MEBIBYTE = 1024 * 1024
 

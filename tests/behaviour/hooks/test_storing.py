@@ -13,7 +13,7 @@ from stepwell.testing import Harness
 from stepwell.v1 import transactions_pb2 as tx
 from stepwell.v1.hooks_pb2 import TriggerHooksItem
 from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
-from tests.hooks.conftest import StartHarness
+from tests.behaviour.hooks.conftest import StartHarness
 from tests.support.hooks import Calls
 from tests.support.workflows import refused
 

@@ -14,7 +14,7 @@ from stepwell import InstanceStatus, StepStatus, StepTimeoutError, workflow
 from stepwell.testing import StillBusy
 from stepwell_server.engine import clock
 from tests.support.workflows import Gate
-from tests.workflows.conftest import StartHarness
+from tests.behaviour.workflows.conftest import StartHarness
 
 MINUTE = timedelta(minutes=1)
 
