@@ -16,8 +16,8 @@ from stepwell import App, workflow
 from stepwell.cli import metrics
 from stepwell.client import Client
 from stepwell.worker import Worker
-from tests.support.commands import PROGRAM, start_program, stepwell
-from tests.support.servers import Served
+from tests.support.servers.commands import PROGRAM, start_program, stepwell
+from tests.support.servers.servers import Served
 
 PAGE = """\
 # HELP stepwell_stage_seconds Time.

@@ -16,7 +16,7 @@ from stepwell_server.engine.spine import calls
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.storage.spine import sessions
 from stepwell_server.storage.spine import tasks as store
-from tests.support.runs import (
+from tests.support.replicas.runs import (
     ANNA,
     BEGIN,
     BEN,

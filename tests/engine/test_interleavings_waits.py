@@ -14,8 +14,8 @@ from stepwell_server.domain.values.times import HOUR, SECOND
 from stepwell_server.domain.workflows.instances import InstanceStatus, NewEvent, StepStatus
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.storage.spine.claims import STICKY
-from tests.support.forcing import held_before_commit
-from tests.support.runs import (
+from tests.support.faults.forcing import held_before_commit
+from tests.support.replicas.runs import (
     ANNA,
     BEGIN,
     BEN,

@@ -9,9 +9,9 @@ from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import MINUTE
 from stepwell_server.domain.workflows.instances import Head, Instance, InstanceStatus, NewInstance
 from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
-from tests.support.forcing import held_before_commit
+from tests.support.faults.forcing import held_before_commit
 from tests.support.patience import PATIENCE
-from tests.support.runs import BEGIN, FINISH, SUSPEND, Engine, background, done, opens, sleeps, until
+from tests.support.replicas.runs import BEGIN, FINISH, SUSPEND, Engine, background, done, opens, sleeps, until
 
 
 async def newest(engine: Engine, watcher: Watcher) -> dict[str, Instance]:

@@ -13,8 +13,8 @@ from stepwell_server.domain.values.times import HOUR, SECOND
 from stepwell_server.engine.spine import calls
 from stepwell_server.storage.spine import leases, limits
 from stepwell_server.storage.spine import tasks as store
-from tests.support import tickets
-from tests.support.spine import ANNA, BEN, CHARGING, ORDER, Spine, held
+from tests.support.replicas import tickets
+from tests.support.replicas.spine import ANNA, BEN, CHARGING, ORDER, Spine, held
 
 
 async def test_a_due_task_is_claimed_once(spine: Spine) -> None:

@@ -10,7 +10,7 @@ import pytest
 from stepwell import HookDefinition, Retry, workflow
 from stepwell.testing import Harness
 from tests.behaviour.hooks.conftest import StartHarness
-from tests.support.hooks import Calls
+from tests.support.workers.hooks import Calls
 
 HOUR = timedelta(hours=1)
 

@@ -10,10 +10,10 @@ from stepwell import HookStatus, JobContext, Retry, Worker, hook
 from stepwell.v1 import workers_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from tests.behaviour.hooks.conftest import StartHarness
-from tests.support.hooks import Calls
-from tests.support.patience import PATIENCE
-from tests.support.workflows import refused
 from tests.behaviour.workflows.conftest import LeasesLapse
+from tests.support.patience import PATIENCE
+from tests.support.workers.hooks import Calls
+from tests.support.workers.workflows import refused
 
 
 async def until(h: Any, handle: Any, status: HookStatus) -> None:

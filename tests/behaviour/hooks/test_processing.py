@@ -10,7 +10,7 @@ import pytest
 from stepwell import App, HookStatus, JobContext, NonRetryableError, Retry, hook
 from stepwell.testing import Harness
 from tests.behaviour.hooks.conftest import StartHarness
-from tests.support.hooks import Calls
+from tests.support.workers.hooks import Calls
 
 SECOND = timedelta(seconds=1)
 HOUR = timedelta(hours=1)

@@ -14,8 +14,8 @@ from stepwell.v1 import transactions_pb2 as tx
 from stepwell.v1.hooks_pb2 import TriggerHooksItem
 from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
 from tests.behaviour.hooks.conftest import StartHarness
-from tests.support.hooks import Calls
-from tests.support.workflows import refused
+from tests.support.workers.hooks import Calls
+from tests.support.workers.workflows import refused
 
 HOUR = timedelta(hours=1)
 

@@ -18,9 +18,9 @@ from stepwell.testing import Harness
 from stepwell.workflows.definition import AnyWorkflow
 from stepwell_server.storage.database.database import READ
 from stepwell_server.storage.spine import tasks
+from tests.support.databases.postgres import PostgresServer
 from tests.support.patience import PATIENCE
-from tests.support.postgres import PostgresServer
-from tests.support.servers import Served, start_in_process
+from tests.support.servers.servers import Served, start_in_process
 
 NAMESPACES = (f"test-{number}" for number in itertools.count())
 

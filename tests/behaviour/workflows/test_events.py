@@ -12,8 +12,8 @@ from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.support.workflows import Gate, refused
 from tests.behaviour.workflows.conftest import StartHarness
+from tests.support.workers.workflows import Gate, refused
 
 
 @workflow("waiter")

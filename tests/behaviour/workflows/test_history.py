@@ -11,8 +11,8 @@ from stepwell import EventEntry, Instance, StepEntry, StepStatus, StepType, work
 from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.support.workflows import refused
 from tests.behaviour.workflows.conftest import StartHarness
+from tests.support.workers.workflows import refused
 
 
 @workflow("long")

@@ -13,9 +13,9 @@ import pytest
 from stepwell import App, Instance, InstanceStatus, WorkflowEntrypoint, workflow
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.support.patience import PATIENCE
-from tests.support.workflows import Gate, refused
 from tests.behaviour.workflows.conftest import StartHarness
+from tests.support.patience import PATIENCE
+from tests.support.workers.workflows import Gate, refused
 
 NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 

@@ -16,9 +16,9 @@ from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from stepwell.workflows.info import instance_info
-from tests.support.servers import Served
-from tests.support.workflows import refused
 from tests.behaviour.workflows.conftest import StartHarness
+from tests.support.servers.servers import Served
+from tests.support.workers.workflows import refused
 
 MEBIBYTE = 1024 * 1024
 

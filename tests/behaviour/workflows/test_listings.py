@@ -11,8 +11,8 @@ from stepwell import InstanceStatus, workflow
 from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.support.workflows import refused
 from tests.behaviour.workflows.conftest import StartHarness
+from tests.support.workers.workflows import refused
 
 INSTANT = timedelta(microseconds=1)
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from stepwell import Instance, InstanceStatus, StepStatus, WaitForEventTimeoutError, workflow
-from tests.support.workflows import Gate, refused
 from tests.behaviour.workflows.conftest import StartHarness
+from tests.support.workers.workflows import Gate, refused
 
 SECOND = timedelta(seconds=1)
 

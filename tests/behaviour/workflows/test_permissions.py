@@ -8,8 +8,8 @@ import pytest
 
 from stepwell import App, Instance, workflow
 from stepwell.testing import Harness
-from tests.support.servers import start_in_process
-from tests.support.workflows import refused
+from tests.support.servers.servers import start_in_process
+from tests.support.workers.workflows import refused
 
 
 @workflow("waiter")
@@ -41,7 +41,7 @@ async def test_a_forbidden_call_fails_and_stores_nothing(sqlite_url: str, policy
         await h.start(waiter, id="there")
 
     async with (
-        start_in_process(sqlite_url, virtual_clock=True, policy=f"tests.support.policies:{policy}") as served,
+        start_in_process(sqlite_url, virtual_clock=True, policy=f"tests.support.servers.policies:{policy}") as served,
         Harness(app, address=served.addresses.listen) as h,
     ):
         there = await h.client.workflow(waiter).get("there")

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from stepwell import Instance, InstanceStatus, StepStatus, WorkflowTerminated, workflow
-from tests.support.workflows import Gate, refused
 from tests.behaviour.workflows.conftest import StartHarness
+from tests.support.workers.workflows import Gate, refused
 
 
 @workflow("sleeper")

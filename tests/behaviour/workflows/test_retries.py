@@ -10,8 +10,8 @@ import pytest
 
 from stepwell import App, InstanceStatus, NonRetryableError, Retry, StepStatus, workflow
 from stepwell.testing import Harness
-from tests.support.workflows import Gate
 from tests.behaviour.workflows.conftest import LeasesLapse, StartHarness
+from tests.support.workers.workflows import Gate
 
 SECOND = timedelta(seconds=1)
 INSTANT = timedelta(microseconds=1)

@@ -18,8 +18,8 @@ from stepwell import (
     StepTypeMismatch,
     workflow,
 )
-from tests.support.workflows import Gate
 from tests.behaviour.workflows.conftest import LeasesLapse, StartHarness
+from tests.support.workers.workflows import Gate
 
 MEBIBYTE = 1024 * 1024
 

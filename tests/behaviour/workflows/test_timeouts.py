@@ -13,8 +13,8 @@ import pytest
 from stepwell import InstanceStatus, StepStatus, StepTimeoutError, workflow
 from stepwell.testing import StillBusy
 from stepwell_server.engine import clock
-from tests.support.workflows import Gate
 from tests.behaviour.workflows.conftest import StartHarness
+from tests.support.workers.workflows import Gate
 
 MINUTE = timedelta(minutes=1)
 

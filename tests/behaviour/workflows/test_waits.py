@@ -8,8 +8,8 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from stepwell import InstanceStatus, StepStatus, WaitForEventTimeoutError, workflow
-from tests.support.workflows import Gate
 from tests.behaviour.workflows.conftest import StartHarness
+from tests.support.workers.workflows import Gate
 
 HOUR = timedelta(hours=1)
 INSTANT = timedelta(microseconds=1)

@@ -12,10 +12,10 @@ from stepwell import InstanceStatus, workflow
 from stepwell_server.storage.database.clock import lease_now
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.schema import tasks
-from tests.support.patience import PATIENCE
-from tests.support.servers import Served
-from tests.support.workflows import Gate
 from tests.behaviour.workflows.conftest import LeasesLapse, StartHarness
+from tests.support.patience import PATIENCE
+from tests.support.servers.servers import Served
+from tests.support.workers.workflows import Gate
 
 HOUR_US = 3_600_000_000
 

@@ -16,12 +16,12 @@ from stepwell.errors import failure_of
 from stepwell.v1 import hooks_pb2, namespaces_pb2, transactions_pb2, workers_pb2, workflows_pb2
 from stepwell_server.storage import schema
 from stepwell_server.storage.database.database import Tx
-from tests.support.contract import methods
-from tests.support.frames import done, finish, payload, returned, suspend, wait_for
-from tests.support.policies import known_as
-from tests.support.servers import Served
-from tests.support.triggers import item
-from tests.support.workers import HandWorker, Job
+from tests.support.calls.contract import methods
+from tests.support.calls.triggers import item
+from tests.support.servers.policies import known_as
+from tests.support.servers.servers import Served
+from tests.support.workers.frames import done, finish, payload, returned, suspend, wait_for
+from tests.support.workers.workers import HandWorker, Job
 
 ADMIN = known_as("admin", "*@*")
 ANN = known_as("ann", "*@a")

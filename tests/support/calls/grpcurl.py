@@ -1,6 +1,6 @@
 """As much of grpcurl as the pages of docs/ use, over the checked-in stubs, so that their commands run in every test.
 
-python -m tests.support.grpcurl -plaintext [-d JSON | -d @] HOST:PORT package.Service/Method
+python -m tests.support.calls.grpcurl -plaintext [-d JSON | -d @] HOST:PORT package.Service/Method
 """
 
 from __future__ import annotations

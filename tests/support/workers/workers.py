@@ -20,7 +20,7 @@ from stepwell_server.domain.values.times import SECOND
 from stepwell_server.storage.database.clock import lease_now
 from stepwell_server.storage.schema import tasks
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served
+from tests.support.servers.servers import Served
 
 WORKFLOW, HOOK = pb.HANDLER_KIND_WORKFLOW, pb.HANDLER_KIND_HOOK
 

@@ -14,10 +14,10 @@ from stepwell.errors import CallFailed, failure_of
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1 import workers_pb2
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
-from tests.support.frames import seconds
+from tests.support.calls.triggers import at
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served
-from tests.support.triggers import at
+from tests.support.servers.servers import Served
+from tests.support.workers.frames import seconds
 
 WORKFLOW, HOOK = workers_pb2.HANDLER_KIND_WORKFLOW, workers_pb2.HANDLER_KIND_HOOK
 

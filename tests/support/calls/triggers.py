@@ -16,9 +16,9 @@ from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell.v1.common_pb2 import RetryPolicy
 from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
-from tests.support.frames import payload, seconds
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served
+from tests.support.servers.servers import Served
+from tests.support.workers.frames import payload, seconds
 
 
 class Triggers:

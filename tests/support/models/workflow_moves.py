@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.times import SECOND
 from stepwell_server.domain.workflows.frames import Finish, News
-from tests.support.runs import BEGIN, FINISH, SUSPEND, Said, done, expects, failed, opens, sleeps
-from tests.support.workflow_model import MOST, POLICY, Answered, Run
+from tests.support.models.workflow_model import MOST, POLICY, Answered, Run
+from tests.support.replicas.runs import BEGIN, FINISH, SUSPEND, Said, done, expects, failed, opens, sleeps
 
 BODIES = ("a", "b")
 TYPES = {"w1": "go", "w2": "go", "v": "other"}

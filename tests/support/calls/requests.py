@@ -20,7 +20,7 @@ from stepwell.v1 import (
 )
 from stepwell_server.api.edge import bounds
 from stepwell_server.domain.values.limits import Limits
-from tests.support import raw
+from tests.support.calls import raw
 
 FILES: list[Any] = [
     clock_pb2,

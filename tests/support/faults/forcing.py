@@ -13,7 +13,7 @@ from sqlalchemy.util import await_only
 
 from stepwell_server.storage.database.failpoints import BEFORE_COMMIT
 from tests.support.patience import PATIENCE
-from tests.support.runs import Engine, until
+from tests.support.replicas.runs import Engine, until
 
 T = TypeVar("T")
 

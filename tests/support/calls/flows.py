@@ -9,7 +9,7 @@ from grpc import aio
 
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.support.frames import payload, seconds
+from tests.support.workers.frames import payload, seconds
 
 
 class Flows:

@@ -35,7 +35,19 @@ from stepwell_server.storage.database.database import READ, Tx
 from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.spine import handlers, limits
 from tests.support.patience import PATIENCE
-from tests.support.runs import ANNA, BEN, FINISH, ORDER, SUSPEND, Engine, Holding, asked, background, expects, sleeps
+from tests.support.replicas.runs import (
+    ANNA,
+    BEN,
+    FINISH,
+    ORDER,
+    SUSPEND,
+    Engine,
+    Holding,
+    asked,
+    background,
+    expects,
+    sleeps,
+)
 
 NOTE, LIMITED = (Handler("default", TaskKind.HOOK, name) for name in ("note", "limited"))
 ALL = (ORDER, NOTE, LIMITED)

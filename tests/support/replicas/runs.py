@@ -65,7 +65,7 @@ from stepwell_server.storage.workflows import pages as listings
 from stepwell_server.storage.workflows import runs as run_store
 from stepwell_server.storage.workflows.runs import RunRef
 from tests.support.patience import PATIENCE
-from tests.support.spine import Recorded
+from tests.support.replicas.spine import Recorded
 
 T = TypeVar("T")
 Said: TypeAlias = Body | tuple[Body, *tuple[Opening, ...]]

@@ -36,8 +36,8 @@ from stepwell_server.storage.schema import lease_clock
 from stepwell_server.storage.schema import tasks as table
 from stepwell_server.storage.spine import handlers, leases
 from stepwell_server.storage.spine import tasks as store
-from tests.support import tickets
-from tests.support.tickets import TicketKind
+from tests.support.replicas import tickets
+from tests.support.replicas.tickets import TicketKind
 
 ORDER = Handler("default", TaskKind.WORKFLOW, "order")
 ANNA = Owner("a" * 32, 1)

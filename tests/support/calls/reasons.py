@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-ERRORS = Path(__file__).parents[2] / "proto/stepwell/v1/errors.proto"
+ERRORS = Path(__file__).parents[3] / "proto/stepwell/v1/errors.proto"
 
 _VALUE = re.compile(r"((?:^ +//.*\n)+) +ERROR_REASON_(\w+) = \d+;", re.MULTILINE)
 _ALWAYS = re.compile(r"Metadata: ([^.]*)")

@@ -13,11 +13,11 @@ from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.errors_pb2 import ItemError
 from stepwell_server.api.edge.access import Caller, Principal
 from stepwell_server.domain.values.errors import Unauthenticated
-from tests.support.flows import Flows
-from tests.support.policies import AsGranted, known_as
-from tests.support.servers import Served
-from tests.support.triggers import Triggers
-from tests.support.workers import HandWorker, Job, UnaryWorker
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers
+from tests.support.servers.policies import AsGranted, known_as
+from tests.support.servers.servers import Served
+from tests.support.workers.workers import HandWorker, Job, UnaryWorker
 
 Told: TypeAlias = tuple[str, Mapping[str, str]]
 """A reason and its metadata."""
