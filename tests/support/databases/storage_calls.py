@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -65,7 +66,7 @@ _HOOK: Any = SimpleNamespace(id=IDS[0], attempts=1, last_attempt_at=1)
 _INSTANCE: Any = SimpleNamespace(id=IDS[0], run_number=0)
 _STEP = Step("step1", StepType.DO, StepStatus.COMPLETED, 1, 1, 1, 1)
 _EVENT = Event(FAR, "paid", Payload("{}"), 1)
-_ASKED = Asked("anybody", "Do", "r1")
+_ASKED = Asked("anybody", "Do", "r1", sha256(b"").digest())
 _TARGET = Target("default", "note", "https://example.com", (), 1, 1)
 _SESSION = Session("s1", "default", "w1", "sdk", "", (ORDER,))
 
@@ -80,6 +81,7 @@ def _end(one: int) -> HookEnd:
     return HookEnd(one, 1, Execution(JobStatus.COMPLETED, 1, 1, None, 1))
 
 
+HISTORY = {TaskKind.WORKFLOW: workflows.refer_to, TaskKind.HOOK: hooks.refer_to}
 CALLS: dict[Callable[..., Any], Call] = {
     clock.read: clock.read,
     clock.lock: clock.lock,
@@ -129,7 +131,7 @@ CALLS: dict[Callable[..., Any], Call] = {
         for labels in ({}, {"region": "eu"}, {"region": "eu", "customer": "c2"})
         for after in (None, [FIRST, FIRST])
     ],
-    names.forget: lambda tx: [names.forget(tx, FAR, 10, after) for after in ([], ["default", "hook", ""])],
+    names.forget: lambda tx: [names.forget(tx, FAR, 10, after, HISTORY) for after in ([], ["default", "hook", ""])],
     namespaces.get: lambda tx: namespaces.get(tx, "default"),
     namespaces.insert: lambda tx: namespaces.insert(tx, NamespaceSpec("n1")),
     namespaces.list_page: lambda tx: namespaces.list_page(tx, 10, None),
