@@ -15,10 +15,10 @@ from typing import Generic, TypeAlias
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from stepwell.backoff import pauses
 from stepwell.calls import AnswerT, ItemT, ResultT
 from stepwell.errors import CallFailed, reason_name
 from stepwell.packing import packed
+from stepwell.tuning import DEFAULT, Tuning
 from stepwell.v1.errors_pb2 import ItemError
 
 Send: TypeAlias = Callable[[Sequence[ItemT], float], Awaitable[Sequence[AnswerT]]]
@@ -124,14 +124,16 @@ class Coalescer(Generic[ItemT, AnswerT]):
         return [asked for asked in batch if not asked.answer.done()]
 
 
-async def until_available(send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float) -> list[ResultT]:
+async def until_available(
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, tuning: Tuning = DEFAULT
+) -> list[ResultT]:
     """Send items, and again those whose own answer is that the server cannot now, until the time is over.
 
     So does the channel with a call that is answered so as a whole. The caller cannot: it would be another request_id.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     results = list(await send(items, seconds))
-    for pause in pauses():
+    for pause in tuning.pauses():
         again = [at for at, result in enumerate(results) if _is_passing(result.error)]
         left = deadline - asyncio.get_running_loop().time() - pause
         if not again or left <= 0:
@@ -143,14 +145,14 @@ async def until_available(send: Send[ItemT, ResultT], items: Sequence[ItemT], se
 
 
 async def in_batches(
-    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, most: MostItems
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, most: MostItems, tuning: Tuning = DEFAULT
 ) -> list[ResultT]:
     """Send items in as few batches as their number and bytes allow, one after the other, each within the time."""
     results: list[ResultT] = []
     while len(results) < len(items):
         batch = next(packed(islice(items, len(results), None), _size, most.number))
         try:
-            results += await until_available(send, batch, seconds)
+            results += await until_available(send, batch, seconds, tuning)
         except CallFailed as failure:
             if not most.learns_from(failure, len(batch)):
                 raise

@@ -12,6 +12,7 @@ from grpc import aio
 
 from stepwell.backoff import Reconnects
 from stepwell.errors import CallFailed, failure_of, refusal_of
+from stepwell.tuning import DEFAULT, Tuning
 from stepwell.v1 import workflows_pb2 as pb
 
 if TYPE_CHECKING:
@@ -21,7 +22,6 @@ Key: TypeAlias = tuple[str, str]
 
 _TARGETS_PER_MESSAGE = 1000
 _DROP_SECONDS = 0.1
-_SILENT_SECONDS = 45.0  # three of the server's keepalives
 
 
 class Follower:
@@ -83,7 +83,8 @@ class Follower:
 class Watches:
     """Follows instances of one namespace over one stream, through every reconnect."""
 
-    def __init__(self, stub: WorkflowServiceAsyncStub, namespace: str, address: str) -> None:
+    def __init__(self, stub: WorkflowServiceAsyncStub, namespace: str, address: str, tuning: Tuning = DEFAULT) -> None:
+        self._tuning = tuning
         self._stub = stub
         self._namespace = namespace
         self._address = address
@@ -151,7 +152,7 @@ class Watches:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(call))
                 try:
-                    while (message := await _read(call)) is not aio.EOF and not message.draining:
+                    while (message := await _read(call, self._tuning.silence)) is not aio.EOF and not message.draining:
                         self._reconnects.served()
                         self._receive(message)
                 except aio.AioRpcError as error:
@@ -212,7 +213,7 @@ class Watches:
                 follower.fail(failure)
 
 
-async def _read(call: Any) -> Any:
+async def _read(call: Any, silence: float) -> Any:
     """The next message of a stream. TimeoutError if there is none for so long that nobody can be there."""
-    async with asyncio.timeout(_SILENT_SECONDS):
+    async with asyncio.timeout(silence):
         return await call.read()
