@@ -38,6 +38,7 @@ from stepwell_server.config import FAILPOINT, Settings, split_address
 from stepwell_server.domain.spine.work import TIMEOUT_MARGIN, Rules
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.times import to_micros
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.dispatchers import Dispatchers
 from stepwell_server.engine.hooks.book import tell
@@ -80,17 +81,17 @@ LEAVE_GRACE = 2.0
 log = structlog.get_logger()
 
 
-def open_database(url: URL) -> Database:
+def open_database(url: URL, tuning: Tuning = DEFAULT) -> Database:
     """The database behind the URL. It is not contacted yet."""
     failpoints = Failpoints(os.environ.get(FAILPOINT, ""))
     if url.get_backend_name() == "sqlite":
-        return Database(SqliteBackend(Path(url.database or "")), failpoints)
-    return Database(PostgresqlBackend(url), failpoints)
+        return Database(SqliteBackend(Path(url.database or "")), failpoints, tuning)
+    return Database(PostgresqlBackend(url, tuning), failpoints, tuning)
 
 
-def open_hints(url: URL) -> Hints:
+def open_hints(url: URL, tuning: Tuning = DEFAULT) -> Hints:
     """How a server on this database hears of other servers' commits."""
-    return NoHints() if url.get_backend_name() == "sqlite" else PostgresqlHints(url)
+    return NoHints() if url.get_backend_name() == "sqlite" else PostgresqlHints(url, tuning)
 
 
 class CannotUseDatabase(Exception):
@@ -174,13 +175,14 @@ def _bounds(settings: Settings) -> Bounds:
 class App:
     """A server that is running: its database, its listeners, its loops."""
 
-    def __init__(self, settings: Settings, db: Database) -> None:
+    def __init__(self, settings: Settings, db: Database, tuning: Tuning = DEFAULT) -> None:
         self.settings = settings
+        self.tuning = tuning
         self.db = db
         self.health = Health()
         self.metrics = Metrics()
         self._told: Counter[Fault] = Counter()
-        self._hints = open_hints(settings.database_url)
+        self._hints = open_hints(settings.database_url, tuning)
         self._admission = Admission(_bounds(settings))
         self._background: dict[str, Callable[[], Awaitable[None]]] = {}
         self._loops: list[asyncio.Task[None]] = []
@@ -265,12 +267,12 @@ class App:
         deadline = settings.unary_deadline.total_seconds()
         messages = Messages(settings.message_deadline.total_seconds())
         parser = Parser(settings.limits.to_limits())
-        return Pipeline(layers(self.metrics, self._admission, deadline), policy, messages, parser)
+        return Pipeline(layers(self.metrics, self._admission, deadline), policy, messages, parser, self.tuning)
 
     def _assemble(self, identity: Identity) -> None:
         """The replica, and the use cases that stand on it."""
         settings, virtual = self.settings, identity.deployment.virtual_clock
-        workflows = WorkflowKind(self.db)
+        workflows = WorkflowKind(self.db, self.tuning)
         rules = Rules(
             limits=identity.limits,
             times=settings.leases.to_times(),
@@ -284,6 +286,7 @@ class App:
             timings=self.metrics.timings,
             virtual=virtual,
             embedded=settings.dispatch == "embedded",
+            tuning=self.tuning,
         )
         tokens, batches = PageTokens(identity.deployment.page_token_key), Batches(replica)
         self._workers = Workers(replica, tokens, identity.replica_id)
@@ -332,7 +335,8 @@ class App:
     async def _listen(self, identity: Identity) -> Addresses:
         settings = self.settings
         tls = (settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
-        api, health = (listeners.open_server(self._pipeline()) for _ in range(2))
+        handshake = self.tuning.handshake_timeout
+        api, health = (listeners.open_server(self._pipeline(), handshake) for _ in range(2))
         listeners.register_api(api, self.health, self._servicers(identity), with_reflection=settings.serves_reflection)
         listeners.register_health(health, self.health)
         listen = listeners.bind(api, *split_address(settings.listen), tls)

@@ -17,7 +17,6 @@ from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, InvalidField, ServerBusy
 from stepwell_server.engine.spine import committer as committers
 from stepwell_server.engine.spine import group as groups
-from stepwell_server.engine.spine import inbox
 from stepwell_server.engine.spine.assignments import Ask, Capacity
 from stepwell_server.engine.spine.books import Group, HotCall, Undecided
 from stepwell_server.engine.spine.claims import claim
@@ -97,13 +96,12 @@ async def test_many_calls_share_a_commit(spine: Spine) -> None:
     assert len(spine.committed) < 10
 
 
-async def test_a_group_is_bounded(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committers, "GROUP_CALLS", 10)
+@pytest.mark.tuning(group_calls=10, group_bytes=5_000)
+async def test_a_group_is_bounded(spine: Spine) -> None:
     await asyncio.gather(*(spine.schedule(str(number)) for number in range(45)))
     assert max(len(group.tasks[ORDER.kind]) for group in spine.committed) == 10
 
     spine.committed.clear()
-    monkeypatch.setattr(committers, "GROUP_BYTES", 5_000)
     await asyncio.gather(*(spine.schedule(f"b{number}", payload="x" * 2000) for number in range(9)))
     assert max(len(group.tasks[ORDER.kind]) for group in spine.committed) == 3
 
@@ -154,8 +152,8 @@ async def test_a_refused_call_is_refused_alone(spine: Spine) -> None:
     assert [type(one).__name__ for one in results] == ["Task", "InvalidField", "Task"]
 
 
-async def test_a_full_inbox_turns_callers_away(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "INBOX_CALLS", 5)
+@pytest.mark.tuning(inbox_calls=5)
+async def test_a_full_inbox_turns_callers_away(spine: Spine) -> None:
 
     results = await asyncio.gather(*(spine.schedule(str(number)) for number in range(50)), return_exceptions=True)
 

@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.errors import DatabaseSlow
 from stepwell_server.domain.values.times import HOUR, SECOND
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.engine.spine import calls
 from stepwell_server.engine.spine.kinds import Committed
 from stepwell_server.engine.spine.loops import sweep
@@ -288,15 +289,12 @@ async def test_lost_hints_are_noticed_and_come_back(spines: tuple[Spine, Spine],
         assert follower.spine.hints.working
 
 
-async def test_a_ping_that_does_not_come_back_shows(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepwell_server.storage.database import hints as module
-
-    hints = PostgresqlHints(make_url(postgres_url))
+async def test_a_ping_that_does_not_come_back_shows(postgres_url: str) -> None:
+    hints = PostgresqlHints(make_url(postgres_url), Tuning(ping_timeout=0.01))
     listening = asyncio.create_task(hints.listen(lambda hint: None))
     while not hints.working:
         await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(module, "PING_LIMIT", 0.01)
     hints.expect_ping()  # and then it is never sent
     while hints.working:
         await asyncio.sleep(0.005)
@@ -319,15 +317,10 @@ async def test_a_hint_that_meets_a_connection_as_it_is_cut_off_is_dropped(postgr
     await hints.send(Hint())
 
 
-async def test_a_connection_over_which_no_ping_comes_is_replaced(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_over_which_no_ping_comes_is_replaced(postgres_url: str) -> None:
     """What a firewall has forgotten looks open for ever, from this side."""
-    from stepwell_server.storage.database import hints as module
-
-    monkeypatch.setattr(module, "DEAF_LIMIT", 0.01)
     heard: list[Hint] = []
-    hints = PostgresqlHints(make_url(postgres_url))
+    hints = PostgresqlHints(make_url(postgres_url), Tuning(deaf_timeout=0.01))
     listening = asyncio.create_task(hints.listen(heard.append))
     async with asyncio.timeout(PATIENCE):
         while not hints.working:

@@ -42,10 +42,7 @@ from stepwell_server.engine.workers import Workers
 
 log = structlog.get_logger()
 
-HELLO_LIMIT = 10.0
-"""Seconds for a worker to say hello."""
 MESSAGE_BYTES = 3 * 1024 * 1024
-FRAMES_PER_SECOND = 20_000
 FRAMES_AT_ONCE = 40_000
 STRANGE = 10
 """What it counts for to name a lease that one does not hold, which costs much and has a reason only now and then."""
@@ -295,16 +292,14 @@ class _Stream:
 
     async def _spend(self, count: int) -> None:
         """Hold a worker to the rate of frames that one can have a reason for."""
-        now = asyncio.get_running_loop().time()
+        now, rate = asyncio.get_running_loop().time(), current.get().tuning.frames_per_second
         if self._filled_at:
-            self._tokens = min(FRAMES_AT_ONCE, self._tokens + (now - self._filled_at) * FRAMES_PER_SECOND)
+            self._tokens = min(FRAMES_AT_ONCE, self._tokens + (now - self._filled_at) * rate)
         self._filled_at = now
         self._tokens -= count
         if self._tokens < 0:
             await asyncio.sleep(TOO_FAST)  # another stream would only begin anew
-            raise FrameRate(
-                f"more than {FRAMES_PER_SECOND} frames a second", limit=FRAMES_PER_SECOND, retry_after=TOO_FAST
-            )
+            raise FrameRate(f"more than {rate} frames a second", limit=rate, retry_after=TOO_FAST)
 
     def _cost(self, frame: pb.WorkerFrame) -> int:
         """What a frame counts for: one for each thing that it names, and more for each lease that is not held."""
@@ -357,11 +352,12 @@ class _Stream:
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, list[pb.WorkerFrame]]:
     """The hello that a stream begins with, and what came in the same message after it."""
+    limit = current.get().tuning.hello_timeout
     try:
-        async with asyncio.timeout(HELLO_LIMIT):
+        async with asyncio.timeout(limit):
             first = await anext(requests, None)
     except TimeoutError:
-        raise HelloTimeout(f"no hello came within {HELLO_LIMIT:.0f} seconds", limit=HELLO_LIMIT) from None
+        raise HelloTimeout(f"no hello came within {limit:.0f} seconds", limit=limit) from None
     if first is None or not first.frames or first.frames[0].WhichOneof("body") != "hello":
         raise HelloRequired("a stream begins with hello")
     validate.standard.check(first.frames[0])

@@ -23,8 +23,6 @@ from stepwell_server.storage.spine import requests, tasks
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import next_wakes
 
-LONGEST_ADVANCE = 20.0
-"""Seconds of real time after which an advance answers, wherever it is."""
 HUNG = 0.5
 """Seconds of real time without any change after which what is running is taken to wait for the clock itself."""
 HUNG_LOOKS = 25
@@ -78,7 +76,7 @@ class Clock:
         time is taken to hang until its timeout.
         """
         target = await self._target(asked, by, to)
-        ends = asyncio.get_running_loop().time() + LONGEST_ADVANCE
+        ends = asyncio.get_running_loop().time() + self.replica.tuning.longest_advance
         while True:
             view = await self._settled(ends, hangs_after)
             if view is None:

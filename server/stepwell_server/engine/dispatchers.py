@@ -19,8 +19,6 @@ from stepwell_server.storage.spine import sessions, tasks, wakes
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake
 
-CONFLATED = 0.02
-"""Seconds for which changes are collected before followers are told of the newest."""
 MOST_QUESTIONS = 3
 """How often the database is asked for one answer while what it says changes."""
 MOST_UNSERVED = 100
@@ -66,7 +64,7 @@ class Dispatchers:
         self._replica = replica
         self._hands_out = hands_out
         self._feeds: dict[WakeFilter, _Feed] = {}
-        self._waits = Waits()
+        self._waits = Waits(replica.tuning.drain_wait)
 
     @property
     def is_draining(self) -> bool:
@@ -131,7 +129,7 @@ class Dispatchers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._until_due(wanted)):
                     await self._replica.bus.changed_since(feed.wake.number)
-            await asyncio.sleep(CONFLATED)
+            await asyncio.sleep(self._replica.tuning.wake_conflation)
             feed.publish(self._current(wanted))
 
     def _until_due(self, wanted: WakeFilter) -> float | None:

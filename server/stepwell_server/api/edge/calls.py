@@ -26,14 +26,13 @@ from stepwell_server.domain.values.errors import (
     Unauthenticated,
 )
 from stepwell_server.domain.values.times import Micros
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
 
 M = TypeVar("M", bound=Message)
 New = TypeVar("New")
 
-POLICY_DEADLINE = 10.0
-"""Seconds that the policy has to say who a caller is."""
 ANYBODY = Principal("")
 """A caller that has not been asked who it is."""
 
@@ -46,6 +45,7 @@ class Call:
     streaming: bool
     context: Context
     policy: Policy
+    tuning: Tuning = DEFAULT
     log_id: str = field(default_factory=lambda: uuid4().hex)
     principal: Principal = ANYBODY
     code: StatusCode = StatusCode.OK
@@ -64,13 +64,14 @@ class Call:
         if self.method in OPEN_METHODS:
             return
         try:
-            async with asyncio.timeout(POLICY_DEADLINE) as limit:
+            deadline = self.tuning.policy_deadline
+            async with asyncio.timeout(deadline) as limit:
                 self.principal = await self.policy.authenticate(self.caller)
         except TimeoutError:
             if not limit.expired():
                 raise
-            late = f"the policy did not say within {POLICY_DEADLINE:g} seconds who the caller is"
-            raise ServerDeadline(late, limit=POLICY_DEADLINE) from None
+            late = f"the policy did not say within {deadline:g} seconds who the caller is"
+            raise ServerDeadline(late, limit=deadline) from None
 
     def allows(self, namespace: str, category: Category | None = None) -> bool:
         """Whether the caller may do this there: what the method does, or what is asked for in it.

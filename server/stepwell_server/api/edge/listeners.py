@@ -61,7 +61,6 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_connection_age_ms", 30 * 60_000),
     ("grpc.max_connection_age_grace_ms", 60_000),
     ("grpc.max_connection_idle_ms", 10 * 60_000),
-    ("grpc.server_handshake_timeout_ms", 10_000),
     # Off, so that a second server on the same port fails loudly instead of taking half the calls.
     ("grpc.so_reuseport", 0),
 ]
@@ -85,9 +84,10 @@ class Servicers:
     transactions: TransactionServicer
 
 
-def open_server(pipeline: Pipeline) -> aio.Server:
+def open_server(pipeline: Pipeline, handshake_timeout: float) -> aio.Server:
     """A gRPC server without services. A pipeline belongs to one server: it remembers that server's methods."""
-    return aio.server(interceptors=[pipeline], options=OPTIONS, maximum_concurrent_rpcs=CONCURRENT_RPCS)
+    options = [*OPTIONS, ("grpc.server_handshake_timeout_ms", round(handshake_timeout * 1000))]
+    return aio.server(interceptors=[pipeline], options=options, maximum_concurrent_rpcs=CONCURRENT_RPCS)
 
 
 def register_api(server: aio.Server, health: Health, servicers: Servicers, *, with_reflection: bool) -> None:

@@ -37,7 +37,7 @@ class Connection:
         hosted: frozenset[Handler],
         read_state: Callable[[Held], Awaitable[Assignment]],
     ) -> None:
-        outbox = Outbox(replica.registry.limits.outbox_bytes)
+        outbox = Outbox(replica.registry.limits.outbox_bytes, replica.tuning.part_messages)
         self.owner = owner
         self.worker = LocalWorker(owner, hosted, self._deliver, self._tell, namespace=namespace)
         self._link = Link(owner, self.worker, replica.committer, replica.handout, outbox)

@@ -26,14 +26,12 @@ from stepwell_server.engine.spine.claims import Rotation, give_back_lost
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.deliveries import Deliveries
 from stepwell_server.engine.spine.group import committed_by
-from stepwell_server.engine.spine.holders import ASKED_AGAIN, Holders
+from stepwell_server.engine.spine.holders import Holders
 from stepwell_server.engine.spine.local_workers import LocalWorker, LocalWorkers
 from stepwell_server.engine.spine.wakes import WakeBus
 from stepwell_server.storage.database.database import TxOptions
 from stepwell_server.storage.spine.claims import STICKY
 
-SHORTEST_PAUSE = 0.025
-"""Seconds after a claim that got nothing although something was due; doubled each time, until something changes."""
 LONGEST_PAUSE = 5.0
 _RECOVER = TxOptions(label="recover", reserved=True)
 
@@ -96,7 +94,8 @@ class Handout:
 
     async def run(self) -> None:
         """Claim what is due and fire what is over, until cancelled."""
-        pause = SHORTEST_PAUSE
+        shortest = self._committer.tuning.claim_pause
+        pause = shortest
         while True:
             self.workers.changed.clear()
             number = self._bus.number
@@ -106,10 +105,10 @@ class Handout:
             if not self._something_due():
                 await self._wait(number, self._until_next(looked_at))
             elif await self._claim():
-                pause = SHORTEST_PAUSE
+                pause = shortest
             else:
                 await self._wait(number, _sooner(pause, self._until_next(looked_at)))
-                pause = SHORTEST_PAUSE if self._bus.number != number else min(pause * 2, LONGEST_PAUSE)
+                pause = shortest if self._bus.number != number else min(pause * 2, LONGEST_PAUSE)
 
     def _fire(self) -> None:
         now = self._bus.time.now()
@@ -220,7 +219,7 @@ class Handout:
             returned, at = await db.run_tx(lambda tx: give_back_lost(tx, known, kinds), _RECOVER)
         except StepwellError as error:
             log.debug("lost_claims_not_returned", reason=error.reason)
-            asyncio.get_running_loop().call_later(ASKED_AGAIN, self.workers.changed.set)
+            asyncio.get_running_loop().call_later(self._committer.tuning.question_retry, self.workers.changed.set)
             return
         for worker in unsure:
             worker.has_lost_claim = False

@@ -17,7 +17,6 @@ from stepwell_server.engine.spine.handout import Handout
 from stepwell_server.engine.spine.local_workers import LocalWorker
 from stepwell_server.engine.spine.outbox import Message, Outbox, Told
 
-SHORTEST_RETRY = 0.1
 LONGEST_RETRY = 2.0
 
 TRY_AGAIN = (DatabaseUnavailable, ServerBusy, Conflict)
@@ -83,7 +82,7 @@ class Link:
             try:
                 answer = self.committer.enqueue(call, self.worker.sender)
             except ServerBusy:
-                await asyncio.sleep(SHORTEST_RETRY)
+                await asyncio.sleep(self.committer.tuning.report_retry)
                 continue
             answer.add_done_callback(then)
             return answer

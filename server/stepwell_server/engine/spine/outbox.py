@@ -11,11 +11,10 @@ from typing import TypeAlias
 from stepwell_server.domain.spine.frames import News
 from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.values.tuning import DEFAULT
 from stepwell_server.engine.spine.assignments import Assignment
 
 PART_BYTES = 3 * 1024 * 1024
-PART_MESSAGES = 100
-"""What is taken out at once: what is made ready for the wire while nobody else has a turn."""
 _SMALL = 100
 
 
@@ -74,6 +73,8 @@ class Outbox:
     """Messages that wait to be written, the oldest first."""
 
     most_bytes: int
+    part_messages: int = DEFAULT.part_messages
+    """Most messages that are taken out at once, and made ready for the wire in one turn."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """There is something to take, or to look at."""
     size: int = 0
@@ -116,7 +117,7 @@ class Outbox:
         """The next part of what waits. It counts until it is written."""
         part: list[Message] = []
         size = 0
-        while self._messages and len(part) < PART_MESSAGES and size < PART_BYTES:
+        while self._messages and len(part) < self.part_messages and size < PART_BYTES:
             part.append(message := self._messages.popleft())
             size += message.size
         self._being_written = size

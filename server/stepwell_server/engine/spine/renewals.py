@@ -14,7 +14,7 @@ from stepwell_server.domain.spine.tasks import Verdict
 from stepwell_server.domain.values.errors import ShuttingDown
 from stepwell_server.domain.values.times import SECOND
 from stepwell_server.engine.spine.calls import Answer
-from stepwell_server.engine.spine.links import LONGEST_RETRY, SHORTEST_RETRY, TRY_AGAIN, Link
+from stepwell_server.engine.spine.links import LONGEST_RETRY, TRY_AGAIN, Link
 from stepwell_server.engine.spine.outbox import Beat
 
 ACKS_COLLECTED = 0.02
@@ -71,7 +71,7 @@ class Renewals:
         await asyncio.sleep(ACKS_COLLECTED)
         while self._arrived:
             held = next(iter(self._arrived))
-            await self._acknowledge(held, SHORTEST_RETRY)
+            await self._acknowledge(held, self._link.committer.tuning.report_retry)
             self._arrived.pop(held, None)
 
     async def _acknowledge(self, held: Held, pause: float) -> None:
@@ -101,7 +101,7 @@ class Renewals:
         interval = self._link.committer.rules.times.lease / 3 / SECOND
         asyncio.get_running_loop().call_later(interval, self._end_beat, beat)
         for one in tuple(beat.waiting):
-            await self._renew(beat, one, SHORTEST_RETRY)
+            await self._renew(beat, one, self._link.committer.tuning.report_retry)
 
     async def _renew(self, beat: _Renewals, held: Held, pause: float) -> None:
         await self._link.enqueue(self._link.renewal(held), partial(self._beat, beat, held, pause))

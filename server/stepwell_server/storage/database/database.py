@@ -26,6 +26,7 @@ from stepwell_server.domain.values.errors import (
     ServerBusy,
     StepwellError,
 )
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.storage.database.failpoints import AFTER_COMMIT, BEFORE_COMMIT, Failpoints
 
 T = TypeVar("T")
@@ -33,8 +34,6 @@ Tx: TypeAlias = Connection
 Work: TypeAlias = Callable[[Tx], T]
 
 MOST_ATTEMPTS = 5
-MOST_RUNNING = 1000
-"""Transactions that run or wait for a connection. Callers may go; what they asked for stays until it ends."""
 SHORTEST_BACKOFF = 0.005
 LONGEST_BACKOFF = 0.1
 
@@ -99,8 +98,9 @@ class Backend(Protocol):
 class Database:
     """A backend with the rules for retries, cancellation and reachability around it."""
 
-    def __init__(self, backend: Backend, failpoints: Failpoints | None = None) -> None:
+    def __init__(self, backend: Backend, failpoints: Failpoints | None = None, tuning: Tuning = DEFAULT) -> None:
         self._backend = backend
+        self._tuning = tuning
         self.failpoints = failpoints or Failpoints()
         self._running: set[asyncio.Task[Any]] = set()
         self.reachable = True
@@ -114,7 +114,8 @@ class Database:
         Shielded: a caller that is cancelled stops waiting, while the transaction ends whole. The function may run
         several times, so it must not change anything but the database.
         """
-        if len(self._running) >= MOST_RUNNING and not options.reserved:
+        # Transactions outlive callers that went away, so they are counted and not the callers.
+        if len(self._running) >= self._tuning.transactions and not options.reserved:
             raise ServerBusy("too many transactions at once", retry_after=0.5)
         task = asyncio.create_task(self._run(work, options))
         self._running.add(task)

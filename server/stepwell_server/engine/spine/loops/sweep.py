@@ -24,7 +24,6 @@ from stepwell_server.storage.spine import leases, sessions, tasks
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake, next_wakes
 
-INTERVAL = 5.0
 WITHOUT_HINTS = 0.25
 """Seconds between sweeps while hints do not work and something is due soon."""
 WHILE_AWAY = 0.5
@@ -138,4 +137,4 @@ class Sweep:
         soon = due_at is not None and due_at <= self.replica.bus.time.now() + SECOND
         if soon and not self.replica.hints.working:
             return WITHOUT_HINTS
-        return min(INTERVAL, self.replica.rules.times.trusted_gap / SECOND / 2)
+        return min(self.replica.tuning.sweep_interval, self.replica.rules.times.trusted_gap / SECOND / 2)
