@@ -198,7 +198,7 @@ class App:
         with _usable_database():
             identity = await self._meet_database()
             self._assemble(identity)
-            await self._sweep.once()  # what is registered and due must be known before anything is decided
+            await self.sweep.once()  # what is registered and due must be known before anything is decided
             if self.db.faults[Fault.DAMAGED]:
                 raise Damaged("it is damaged")
         await self.health.start()
@@ -229,7 +229,7 @@ class App:
         await asyncio.sleep(settle)
         self._workers.drain()
         self._worker_calls.drain()
-        self._replica.drain()
+        self.replica.drain()
         self._dispatchers.drain()
         await self._admission.close(self.settings.drain_grace.total_seconds())
         await self.stop(CUT_GRACE)
@@ -278,7 +278,7 @@ class App:
             times=settings.leases.to_times(),
             timeout_margin=0 if virtual else TIMEOUT_MARGIN,
         )
-        self._replica = replica = Replica(
+        self.replica = replica = Replica(
             self.db,
             self._hints,
             Kinds.of(workflows, HookKind(), listener=tell),
@@ -298,8 +298,8 @@ class App:
         operators = {**self._workflows.operators(), **self._hooks.operators()}
         self._transactions = Transactions(replica, batches, operators)
         self._namespaces = Namespaces(self.db, tokens, identity.limits, replica.registry)
-        self._sweep = Sweep(replica, self._workers, self._swept)
-        self._background = {**replica.loops(to_micros(settings.handler_retention)), "sweep": self._sweep.run}
+        self.sweep = Sweep(replica, self._workers, self._swept)
+        self._background = {**replica.loops(to_micros(settings.handler_retention)), "sweep": self.sweep.run}
         self._targets = Targets(replica, tokens, settings.allowed_webhooks, self._deliver_webhooks())
 
     def _deliver_webhooks(self) -> Callable[[], Awaitable[None]] | None:
@@ -308,7 +308,7 @@ class App:
         if not settings.webhooks:
             return None
         deliverer = Deliverer(settings.allowed_webhooks, settings.webhook_ca_file)
-        webhooks = Webhooks(self._replica, deliverer, settings.webhook_places)
+        webhooks = Webhooks(self.replica, deliverer, settings.webhook_places)
         self._background["webhooks"] = webhooks.run
         return webhooks.refresh
 
@@ -316,7 +316,7 @@ class App:
         """After each sweep: what hints may have missed is looked for, and what depends on the database is told."""
         await self._report_database(reachable)
         if reachable:
-            self._replica.kinds.heard(None)
+            self.replica.kinds.heard(None)
 
     def _servicers(self, identity: Identity) -> listeners.Servicers:
         settings, server = self.settings, Server(self.db, identity, self._hints)
@@ -325,7 +325,7 @@ class App:
             workflows=WorkflowServicer(self._workflows, self._instances),
             workers=WorkerServicer(self._workers, self._worker_calls, server, terms),
             namespaces=NamespaceServicer(self._namespaces),
-            clock=ClockServicer(Clock(self._replica)),
+            clock=ClockServicer(Clock(self.replica)),
             server=ServerServicer(server),
             dispatchers=DispatcherServicer(self._dispatchers, identity.replica_id),
             hooks=HookServicer(self._hooks, self._targets),

@@ -100,7 +100,7 @@ async def test_a_lease_is_followed_to_its_end(sidecar: Sidecar, external: Served
 
         lapse = update(tasks).values(locked_until=tasks.c.locked_until - 60 * SECOND)
         await external.app.db.run_tx(lambda tx: tx.execute(lapse) and None)
-        await external.app._sweep.once()
+        await external.app.sweep.once()
         await follower.until(is_due)
         (task,) = await caller.claim()
         assert task.fence > lost.fence

@@ -38,8 +38,8 @@ async def server(start_server: StartServer, database_url: str) -> Served:
 def backend(server: Served, request: pytest.FixtureRequest) -> FaultyBackend:
     """The server's database, with faults in what it commits in groups."""
     rates = {"group": Rates(error=0.15, execute_then_fail=0.15)}
-    backend = FaultyBackend(server.app.db._backend, rates, request.param)
-    server.app.db._backend = backend
+    backend = FaultyBackend(server.app.db.backend, rates, request.param)
+    server.app.db.backend = backend
     return backend
 
 

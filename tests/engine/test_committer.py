@@ -64,7 +64,7 @@ async def under_way(db: Database, work: Callable[[Tx], object]):
     has_it, let_go = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:
-        async with db._backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
+        async with db.backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
             await connection.run_sync(work)
             loop.call_soon(has_it.set)
             await let_go.wait()
@@ -264,7 +264,7 @@ async def test_a_wake_that_commits_while_a_release_waits_is_seen(spines: tuple[S
     has_it, let_go = asyncio.Event(), asyncio.Event()
 
     async def wake() -> None:
-        async with there.db._backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
+        async with there.db.backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
             await connection.run_sync(
                 lambda tx: tickets.change(tx, mine.id, lambda task, at: task.woken(at.now, task.reason, 0))
             )
@@ -450,9 +450,9 @@ async def test_what_takes_a_group_too_long_is_done_in_parts(spine: Spine, monkey
             raise TooSlow
         return groups.run_group(tx, group, kinds, rules, waiting=waiting)
 
-    classify = spine.db._backend.classify
+    classify = spine.db.backend.classify
     as_seen = lambda error: Fault.TIMEOUT if isinstance(error, TooSlow) else classify(error)  # noqa: E731
-    monkeypatch.setattr(spine.db._backend, "classify", as_seen)
+    monkeypatch.setattr(spine.db.backend, "classify", as_seen)
     monkeypatch.setattr(committers, "run_group", run_group)
 
     await asyncio.gather(*(spine.schedule(str(number)) for number in range(10)))

@@ -186,7 +186,7 @@ async def test_runs_whose_steps_take_too_long_to_read_hold_up_no_others(
         return all_steps(tx, runs)
 
     monkeypatch.setattr(run_store, "all_steps", slow)
-    monkeypatch.setattr(engine.db._backend, "classify", lambda error: Fault.TIMEOUT)
+    monkeypatch.setattr(engine.db.backend, "classify", lambda error: Fault.TIMEOUT)
     connection = await engine.connect(ANNA)
     connection.grant(5)
     given: list[str] = []
@@ -201,11 +201,11 @@ async def test_a_newborn_whose_commit_seemed_to_fail_is_returned_and_claimed_aga
     """Rule 7: it was born into the hands of a worker, and whoever stored it does not know that it did."""
     connection = await engine.connect(ANNA)
     connection.grant(1)
-    backend = engine.db._backend
-    engine.db._backend = FaultyBackend(backend, {"group": Rates(execute_then_fail=1.0)})
+    backend = engine.db.backend
+    engine.db.backend = FaultyBackend(backend, {"group": Rates(execute_then_fail=1.0)})
     with pytest.raises(DatabaseUnavailable):
         await engine.create()
-    engine.db._backend = backend
+    engine.db.backend = backend
     born = await engine.live()
 
     async with background(engine.handout.run()):

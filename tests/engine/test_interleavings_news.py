@@ -88,8 +88,8 @@ async def test_a_wait_that_was_open_at_a_claim_ends_in_time_though_its_holder_sa
 @pytest.mark.tuning(waiting_bytes=1100)
 async def test_a_worker_that_goes_on_reporting_while_the_database_is_away_is_not_read(engine: Engine) -> None:
     connection, mine = await streamed(engine)
-    backend = engine.db._backend
-    engine.db._backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
+    backend = engine.db.backend
+    engine.db.backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
     for number in range(6):
         await connection.report(mine.held, mine.frames(done(f"s{number}")))
         await until(lambda: connection._reports._lanes)
@@ -97,7 +97,7 @@ async def test_a_worker_that_goes_on_reporting_while_the_database_is_away_is_not
     await asyncio.sleep(0)
     assert not stuck.done()
 
-    engine.db._backend = backend
+    engine.db.backend = backend
     await stuck
     async with asyncio.timeout(PATIENCE):
         while len(await engine.steps()) < 7:

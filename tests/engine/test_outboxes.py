@@ -61,12 +61,12 @@ async def settled(engine: Engine) -> None:
 async def test_a_state_contains_what_was_reported_before_it_was_asked_for(engine: Engine) -> None:
     """Else a replay would execute again what was done: also if the database could not take the report at first."""
     connection, mine = await streamed(engine)
-    backend = engine.db._backend
-    engine.db._backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
+    backend = engine.db.backend
+    engine.db.backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
     await connection.report(mine.held, mine.frames(done("a")))
     await connection.need_state(mine.held)
     await until(lambda: connection._reports._lanes)
-    engine.db._backend = backend
+    engine.db.backend = backend
 
     state = await next_state(connection)
 

@@ -212,7 +212,7 @@ async def test_leases_lapse_though_the_next_wakes_take_too_long_to_read(
         raise DatabaseSlow("it took too long")
 
     monkeypatch.setattr(sweep, "next_wakes", too_many)
-    monkeypatch.setattr(spine.db._backend, "classify", lambda error: Fault.TIMEOUT)
+    monkeypatch.setattr(spine.db.backend, "classify", lambda error: Fault.TIMEOUT)
     swept = await follower.sweep.once()
 
     assert swept is not None and len(swept.lapsed) == 1
@@ -222,7 +222,7 @@ async def test_what_could_not_be_refreshed_is_asked_for_again(follower: Follower
     """Nobody may ever touch that name a second time."""
     follower.spine.committer.on_commit = lambda committed: None  # as a commit of another replica
     task = await follower.spine.schedule()
-    follower.spine.db._backend = faulty = FaultyBackend(follower.spine.db._backend, {"refresh-wakes": Rates(error=1.0)})
+    follower.spine.db.backend = faulty = FaultyBackend(follower.spine.db.backend, {"refresh-wakes": Rates(error=1.0)})
     follower.bus.notes.add([ORDER])
     async with asyncio.timeout(PATIENCE):
         while faulty.fired["error"] < MOST_ATTEMPTS:
@@ -247,7 +247,7 @@ async def test_a_question_about_too_many_names_does_not_hold_up_those_that_are_s
     follower.bus.serve(frozenset([ORDER]))
     task = await follower.spine.schedule()
     monkeypatch.setattr(wakes, "next_wakes", too_many)
-    monkeypatch.setattr(follower.spine.db._backend, "classify", lambda error: Fault.TIMEOUT)
+    monkeypatch.setattr(follower.spine.db.backend, "classify", lambda error: Fault.TIMEOUT)
 
     follower.bus.notes.add(None)
 

@@ -60,7 +60,7 @@ class Failing:
 
 
 def failing(db: Database, fault: Fault, times: int, **options: Any) -> tuple[Database, Failing]:
-    backend = Failing(db._backend, fault, times, **options)
+    backend = Failing(db.backend, fault, times, **options)
     return Database(backend), backend  # type: ignore[arg-type]
 
 

@@ -99,7 +99,8 @@ class Database:
     """A backend with the rules for retries, cancellation and reachability around it."""
 
     def __init__(self, backend: Backend, failpoints: Failpoints | None = None, tuning: Tuning = DEFAULT) -> None:
-        self._backend = backend
+        self.backend = backend
+        """The database product. A test puts a faulty one in its place."""
         self._tuning = tuning
         self.failpoints = failpoints or Failpoints()
         self._running: set[asyncio.Task[Any]] = set()
@@ -127,17 +128,17 @@ class Database:
 
         So it is run again also if its commit may have happened.
         """
-        return await self._insist(lambda: self._backend.attempt_unhurried(work), UNHURRIED, repeatable=True)
+        return await self._insist(lambda: self.backend.attempt_unhurried(work), UNHURRIED, repeatable=True)
 
     async def close(self) -> None:
         """Let running transactions end, then close every connection."""
         while self._running:
             await asyncio.wait(self._running)
-        await self._backend.close()
+        await self.backend.close()
 
     async def _run(self, work: Work[T], options: TxOptions) -> T:
         watched = self._watched(work, options)
-        attempt = partial(self._backend.attempt, watched, options)
+        attempt = partial(self.backend.attempt, watched, options)
         result = await self._insist(attempt, options, repeatable=options.read_only)
         self.failpoints.reach(AFTER_COMMIT, options.label)
         return result
@@ -169,7 +170,7 @@ class Database:
     def _worth_another(self, error: Exception, repeatable: bool) -> bool:
         if isinstance(error, CommitUnknown):
             return repeatable
-        return isinstance(error, LostRace) or self._backend.classify(error) in (Fault.CONFLICT, Fault.DISCONNECTED)
+        return isinstance(error, LostRace) or self.backend.classify(error) in (Fault.CONFLICT, Fault.DISCONNECTED)
 
     def _raise(self, error: Exception) -> NoReturn:
         """Raise what the caller is to know of the error: a refusal, or the error itself if it is our bug."""
@@ -181,7 +182,7 @@ class Database:
             case LostRace():
                 fault = Fault.CONFLICT
             case _:
-                fault = self._backend.classify(error)
+                fault = self.backend.classify(error)
         self.faults[fault] += 1
         match fault:
             case Fault.CONFLICT:
