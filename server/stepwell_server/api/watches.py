@@ -44,7 +44,7 @@ class WatchStream:
     is_closed: bool = False
 
     async def serve(self, requests: AsyncIterator[pb.WatchInstancesRequest]) -> None:
-        """Tell of changes until the client has closed its side. One that does not read is cut off."""
+        """Send changes until the client has closed its side. A client that does not read is cut off."""
         reader = asyncio.create_task(self._read(requests))
         try:
             async with streams.checked(self.call):

@@ -1,4 +1,4 @@
-"""How many elements each repeated field and map of a request may have. One that is not here may have none."""
+"""How many elements each repeated field and map of a request may have. A field that is not here may have none."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A call on its way through the server: who makes it, and what the log knows it by."""
+"""A call on its way through the server: its caller, and its id in the log."""
 
 from __future__ import annotations
 
@@ -56,11 +56,11 @@ class Call:
 
     @property
     def caller(self) -> Caller:
-        """What is known of the caller before it is believed."""
+        """The caller before it is authenticated."""
         return Caller(peer=self.context.peer(), metadata=dict(self.context.invocation_metadata() or ()))
 
     async def authenticate(self) -> None:
-        """Ask the policy for the principal, and wait for its answer but so long. Health is open to everybody."""
+        """Ask the policy for the principal, within a deadline. Health is open to every caller."""
         if self.method in OPEN_METHODS:
             return
         try:
@@ -74,9 +74,9 @@ class Call:
             raise ServerDeadline(late, limit=deadline) from None
 
     def allows(self, namespace: str, category: Category | None = None) -> bool:
-        """Whether the caller may do this there: what the method does, or what is asked for in it.
+        """Whether the caller may do this there: the category of the method, or the one that is given.
 
-        A method that is not in the table is denied to everybody.
+        A method that is not in the table is denied to every caller.
         """
         category = category or METHODS.get(self.method)
         return category is not None and self.policy.allows(self.principal, category, namespace) is True
@@ -116,7 +116,7 @@ def waiting(longest: Micros) -> AbstractContextManager[None]:
 
 
 def readable(item: M, read: Callable[[M], New]) -> New | StepwellError:
-    """What an item of a batch asks for, or why it cannot be: one bad item is refused alone."""
+    """Read an item of a batch, or return the reason why it is refused: one bad item is refused alone."""
     try:
         validate.standard.check(item)
         return read(item)

@@ -1,4 +1,4 @@
-"""What surrounds every call: logs and metrics, errors, authorisation, admission, deadlines, parsing.
+"""The layers around every call: logs and metrics, errors, authorisation, admission, deadlines, parsing.
 
 Each concern is one async context manager around the call, so that it is written once for unary calls and streams
 alike. `Pipeline` nests them in the order of `layers()`, reads and parses the raw bytes itself (grpc.aio would read the
@@ -130,7 +130,7 @@ class Pipeline(aio.ServerInterceptor):
 
 
 def _permit(call: Call, namespace: str) -> None:
-    """Ask the policy, unless the method is for everybody, or asks by itself."""
+    """Ask the policy, unless the method is open to every caller, or asks by itself."""
     if call.method not in _UNASKED:
         call.permit(namespace)
 

@@ -39,7 +39,7 @@ METADATA_BYTES = 8192
 CONCURRENT_RPCS = 12_000
 STREAM_WINDOW = 16 * 1024
 CONCURRENT_STREAMS = 512
-"""Of one connection. Windows of so many that nobody reads, full of the smallest frames, take less than 64 MiB."""
+"""Streams of one connection. If the client reads none of them, their windows take less than 64 MiB."""
 
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -47,7 +47,7 @@ OPTIONS: list[tuple[str, int]] = [
     # Equal, because between the soft and the hard limit gRPC refuses at random.
     ("grpc.max_metadata_size", METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", METADATA_BYTES),
-    # What a stream may hold that nobody reads. Without these, gRPC widens the windows of a fast peer up to 1 GiB.
+    # What a stream may hold unread. Without these, gRPC widens the windows of a fast peer up to 1 GiB.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", STREAM_WINDOW),
     ("grpc.max_concurrent_streams", CONCURRENT_STREAMS),

@@ -18,7 +18,7 @@ from stepwell_server.api.edge.calls import Call, Context
 from stepwell_server.domain.values.errors import MalformedRequest, ServerDeadline
 
 OPEN_DEADLINE = 2.0
-"""Seconds for the message of a caller that nobody asks for a name."""
+"""Seconds for the message of a caller that is not authenticated."""
 LEAVING = 0.1
 """Seconds within which the cancellation of a caller that has left follows the end of what it sent."""
 
@@ -33,7 +33,7 @@ class Messages:
     async def read(self, call: Call) -> bytes:
         """The message of the call, which must have exactly one.
 
-        Of callers that nobody asks for a name one message of a connection is read at a time, and others wait: gRPC
+        Callers that are not authenticated have one message of a connection read at a time, and others wait: gRPC
         makes room for a whole message once it is read, and for a window of it before.
         """
         is_open = call.method in OPEN_METHODS

@@ -1,4 +1,4 @@
-"""What all streams need: a peer that does not read is cut off, and one that may no longer be here is sent away."""
+"""Streams: a peer that does not read is cut off, and a peer that loses its permission is sent away."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _LAST_SECOND = 253_402_300_799  # 9999-12-31
 BATCHES = {
     f"stepwell.v1.{name}.items" for name in ("CreateInstancesRequest", "SendEventsRequest", "TriggerHooksRequest")
 }
-"""Fields whose items are decided each by itself: they are left to whoever reads them."""
+"""Fields whose items are decided each by itself: their reader checks them."""
 
 Check: TypeAlias = Callable[[Any, str], Iterable[int] | None]
 """Refuses a value that cannot be, under the name that it has in the request: at once, or in parts where it is large."""

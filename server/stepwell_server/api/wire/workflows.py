@@ -223,7 +223,7 @@ def without_state(task: workers_pb2.Task) -> None:
 
 
 def news_to_pb(news: News) -> Iterator[workers_pb2.Cancel | workers_pb2.Resolved]:
-    """What a worker learns of its run, besides the answers to its frames."""
+    """Write the news of a run for its worker, without the answers to its frames."""
     if not isinstance(news, RunNews):
         return
     for name in news.timed_out:
@@ -249,7 +249,7 @@ def _pages(steps: Sequence[Step], taken: int = 0) -> Iterator[list[workers_pb2.S
 
 
 def step_state_to_pb(step: Step) -> workers_pb2.StepState:
-    """What a worker must know of a step."""
+    """Convert a step for the worker of its run."""
     state = workers_pb2.StepState(
         name=step.name,
         type=STEP_TYPES[step.type],
