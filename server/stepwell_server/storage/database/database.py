@@ -41,7 +41,7 @@ log = structlog.get_logger()
 
 
 class Fault(Enum):
-    """What an error of the driver means for the transaction that met it."""
+    """The meaning of a driver's error for its transaction."""
 
     CONFLICT = auto()  # lost against another transaction; rolled back whole, so it can be run again
     DISCONNECTED = auto()  # the database went away; run again only if it cannot have committed
@@ -89,7 +89,7 @@ class Backend(Protocol):
         """Like `attempt`, alone on a connection without time limits: for migrations."""
 
     def classify(self, error: BaseException) -> Fault:
-        """What the error means."""
+        """Classify an error."""
 
     async def close(self) -> None:
         """Close every connection."""

@@ -202,9 +202,9 @@ def look_up(
     outer: bool = False,
     lock: Mapping[str, Any] | None = None,
 ) -> tuple[FromClause, FromClause]:
-    """What is given, each row with the rows of a table that belong to it, and these rows as what to select from.
+    """Join each given row with its rows of a table. Returns the join, and these rows to select from.
 
-    With `lock` each is locked as it is found, in the order of what is given: for locks that never wait.
+    With `lock` each is locked as it is found, in the order of the given rows: for locks that never wait.
     """
     if product != "postgresql":
         return given.join(table, and_(*same), isouter=outer), table

@@ -31,7 +31,7 @@ RECONNECT = 0.5
 
 _SESSION = SESSION | {"application_name": "stepwell hints"}
 _LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What a connection raises that was cut off, before, while or after it was used."""
+"""Errors of a connection that was cut off, before, during or after its use."""
 
 OnHint: TypeAlias = Callable[["Hint"], None]
 
@@ -40,7 +40,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What changed somewhere."""
+    """A change on some replica."""
 
     handlers: frozenset[Handler] | None = None
     """Handlers whose next wake changed; None means that anything may have changed."""
@@ -49,7 +49,7 @@ class Hint:
     moved: frozenset[int] = frozenset()
     """Tasks whose status, as users see it, may be another one now."""
     order: ProcessOrder | None = None
-    """Somebody asked to have this handed out."""
+    """Work that a caller asked to have handed out."""
 
 
 ANYTHING = Hint()
@@ -66,7 +66,7 @@ class Hints(Protocol):
         """Call back for every hint, until cancelled."""
 
     async def send(self, hint: Hint) -> None:
-        """Hint to all other replicas. One that cannot be sent is dropped: their sweeps will find what it was about."""
+        """Hint to all other replicas. A hint that cannot be sent is dropped: their sweeps will find the change."""
 
     def expect_ping(self) -> None:
         """Say that a ping is about to be sent."""
@@ -76,7 +76,7 @@ class Hints(Protocol):
 
 
 class NoHints:
-    """One server, nobody to hint to."""
+    """Hints of a server that has no other replica."""
 
     @property
     def working(self) -> bool:
@@ -88,7 +88,7 @@ class NoHints:
         await asyncio.Event().wait()
 
     async def send(self, hint: Hint) -> None:
-        """Nobody to tell."""
+        """Do nothing: there is no other replica."""
 
     def expect_ping(self) -> None:
         """Nothing to measure."""
