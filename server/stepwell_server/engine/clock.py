@@ -39,16 +39,16 @@ class Stand:
     now: Micros
     arrived: bool
     executing: tuple[str, ...] = ()
-    """What it waits for, in words, if it has not arrived."""
+    """The tasks that it waits for, in words, if it has not arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What decides how far a virtual clock may go."""
+    """The facts that decide how far a virtual clock may go."""
 
     at: Stamp
     held: int
-    """Tasks that somebody holds."""
+    """Tasks that a worker holds."""
     next_due: Micros | None
     next_timer: Micros | None
     revision: int
@@ -72,7 +72,7 @@ class Clock:
     ) -> Stand:
         """Move a virtual clock forward, from due time to due time, and let what is due there be done.
 
-        Work may still be running when the call must answer. What shows no change for `hangs_after` seconds of real
+        Work may still be running when the call must answer. Work without any change for `hangs_after` seconds of real
         time is taken to hang until its timeout.
         """
         target = await self._target(asked, by, to)
@@ -110,7 +110,7 @@ class Clock:
     async def _settled(self, ends: float, hangs_after: float) -> _View | None:
         """Wait until all that is due is done. None: it is not, and the call must answer.
 
-        What somebody still holds when nothing has changed for a while waits for the clock: a body that hangs until
+        A task that is still held when nothing has changed for a while waits for the clock: a body that hangs until
         its timeout. Then the clock goes on.
         """
         loop = asyncio.get_running_loop()
@@ -134,7 +134,7 @@ class Clock:
             await asyncio.sleep(LOOK)
 
     async def _give_up(self) -> None:
-        """What a sweep would do in a moment."""
+        """Give up work as a sweep would do in a moment."""
         kinds, rules = self.replica.kinds, self.replica.rules
 
         def work(tx: Tx) -> tuple[list[Task], Stamp]:

@@ -27,7 +27,7 @@ SHORTEST_WAIT = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """What one pass did."""
+    """The result of one pass."""
 
     handed_out: int
     ended: int
@@ -37,7 +37,7 @@ class Processed:
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """The newest wake of one filter, and everybody who follows it."""
+    """The newest wake of one filter, for all its followers."""
 
     wake: Wake
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -45,7 +45,7 @@ class _Feed:
     task: asyncio.Task[None] | None = None
 
     def publish(self, wake: Wake) -> None:
-        """Take over a newer wake, and tell everybody if it says something else."""
+        """Take over a newer wake, and tell all followers if it says something else."""
         is_news = not wake.says_the_same(self.wake)
         self.wake = wake
         if is_news:
@@ -58,7 +58,7 @@ class _Feed:
 
 
 class Dispatchers:
-    """What sidecars ask for."""
+    """The use cases of sidecars."""
 
     def __init__(self, replica: Replica, *, hands_out: bool) -> None:
         self._replica = replica
@@ -114,7 +114,7 @@ class Dispatchers:
         try:
             while True:
                 changed = feed.changed
-                yield replace(feed.wake, now=self._replica.bus.time.now())  # who sleeps until then counts from now
+                yield replace(feed.wake, now=self._replica.bus.time.now())  # a sidecar counts from now
                 with suppress(TimeoutError):
                     async with asyncio.timeout(keepalive):
                         await changed.wait()
@@ -133,13 +133,13 @@ class Dispatchers:
             feed.publish(self._current(wanted))
 
     def _until_due(self, wanted: WakeFilter) -> float | None:
-        """Seconds until something becomes due by itself, which may have nobody to serve it. None: nothing does."""
+        """Seconds until something becomes due by itself, with or without a worker. None: nothing does."""
         time = self._replica.bus.time
         due_at = self._replica.bus.next_after(wanted.matches, time.now())
         return None if due_at is None or time.virtual else (due_at - time.now()) / SECOND
 
     def drain(self) -> None:
-        """Tell everybody that the replica goes away."""
+        """Tell all followers that the replica drains."""
         self._waits.drain()
         for feed in self._feeds.values():
             feed.tell()

@@ -77,7 +77,7 @@ class WorkerCalls:
         return await self._replica.assignments([assignment.task for assignment in claimed.assigned])
 
     async def give_back(self, left_out: Iterable[Assignment]) -> None:
-        """Return what was claimed and does not fit into the answer, uncounted, before anybody can ask for more."""
+        """Return claimed tasks that do not fit into the answer, uncounted, before the next claim."""
         answers = [self._replica.handout.deliveries.give_back(assignment) for assignment in left_out]
         await asyncio.gather(*filter(None, answers), return_exceptions=True)
 
