@@ -20,7 +20,7 @@ from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import next_wakes
 
 MOST_ASKED = 64
-"""Handlers that one claim asks for. What it costs grows with them, and most of them have nothing."""
+"""Handlers that one claim asks for. Its cost grows with them, and most of them have nothing due."""
 
 
 class Rotation:

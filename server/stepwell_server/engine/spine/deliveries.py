@@ -28,14 +28,14 @@ log = structlog.get_logger()
 
 
 class Deliveries:
-    """One per replica. Whatever a transaction leased, by a claim or as it was created, comes here once."""
+    """One per replica. Each task that a transaction leased, by a claim or at its birth, comes here once."""
 
     def __init__(self, committer: Committer, workers: LocalWorkers, holders: Holders) -> None:
         self._committer = committer
         self._workers = workers
         self._holders = holders
         self._late: dict[Held, asyncio.Task[None]] = {}
-        """What is leased, and delivered when its input is read."""
+        """Tasks that are leased, and delivered when their input is read."""
         self._reading = asyncio.Lock()
 
     def deliver(self, committed: Committed) -> None:
@@ -80,8 +80,9 @@ class Deliveries:
             self._hand(assignment, began)
 
     async def _with_inputs(self, unread: Sequence[Assignment]) -> list[Assignment]:
-        """The same with all that their workers must know, which nobody changes while they are leased. Read one after
-        the other: the connections of which this takes one are few, and groups need them more."""
+        """Read the input of tasks, which does not change while they are leased.
+
+        One transaction after the other: connections are few, and groups need them more."""
         kinds = self._committer.kinds
         async with self._reading:
             return await self._committer.db.run_tx(lambda tx: kinds.with_inputs(tx, unread), _READ_INPUTS)

@@ -121,7 +121,7 @@ class Handout:
 
     def _until_next(self, looked_at: Micros) -> float | None:
         """Seconds until the next time that this replica waits for: of a task that is held, or of work that was not due
-        when it looked. What has become due since counts, too: no claim has asked for it."""
+        when it looked. Work that has become due since counts, too: no claim has asked for it."""
         times = [
             at for handler in self.workers.wanted() if (at := self._bus.due_at(handler)) is not None and at > looked_at
         ]
@@ -208,7 +208,7 @@ class Handout:
     async def _recover(self) -> None:
         """Return what was leased by a claim whose answer was lost. Until then those workers get nothing more.
 
-        What is still on its way to a worker would look as if it were lost, so its arrival is waited for.
+        A task that is still on its way to a worker would look lost, so its arrival is waited for.
         """
         unsure = [one for one in self.workers if one.has_lost_claim and not (one.births or one.lent)]
         if not unsure:

@@ -36,7 +36,7 @@ class Link:
     """Why the stream must end."""
     has_parted: bool = False
     retries: set[asyncio.Task[None]] = field(default_factory=set)
-    """What is done in a moment, or again."""
+    """Tasks that do something in a moment, or again."""
 
     def send(self, *messages: Message) -> None:
         """Put messages into the outbox."""
@@ -65,7 +65,7 @@ class Link:
         return self.worker.holds(held)
 
     def lose(self, held: Held) -> None:
-        """Tell the worker that a lease is lost. Whatever a session holds it holds through its newest stream."""
+        """Tell the worker that a lease is lost. A session holds its tasks through its newest stream."""
         self.tell(held, News(stale=held.lost()))
 
     def renewal(self, held: Held) -> Renew:

@@ -1,4 +1,4 @@
-"""What is to go out on a worker's stream, with a bound: beyond it the stream is not read and gets no more tasks."""
+"""The outbox of a worker's stream, with a bound: beyond it the stream is not read and gets no more tasks."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Outbox:
         return self.size >= self.most_bytes
 
     def written(self) -> None:
-        """What was taken is written, and counts no longer."""
+        """Note that the messages that were taken are written, and count no longer."""
         self.size -= self._being_written
         self._being_written = 0
         if not self.is_full:
@@ -106,7 +106,7 @@ class Outbox:
         await self._has_room.wait()
 
     def put(self, message: Message) -> None:
-        """Add a message; also to a full one, as whoever makes messages is to stop by itself."""
+        """Add a message, also to a full outbox: the sources of messages stop by themselves."""
         self._messages.append(message)
         self.size += message.size
         self.ready.set()

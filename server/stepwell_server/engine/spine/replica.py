@@ -24,7 +24,7 @@ from stepwell_server.storage.database.hints import Hint, Hints
 
 
 class Replica:
-    """What everything durable hangs on. It knows no primitive: `kinds` has them."""
+    """The parts that all use cases share. It knows no primitive: `kinds` has them."""
 
     def __init__(
         self,
@@ -77,7 +77,7 @@ class Replica:
         self.kinds.drain()
 
     def loops(self, names_kept: Micros) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """What runs as long as the replica does, by name. Names of handlers without use are kept so long."""
+        """The loops that run as long as the replica, by name. Unused names of handlers are kept for `names_kept`."""
         return {
             "committer": self.committer.run,
             "handout": self.handout.run,

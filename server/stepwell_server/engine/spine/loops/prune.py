@@ -1,4 +1,4 @@
-"""Forget replies that nobody may ask for again, names without use, and sessions that are long gone."""
+"""Delete replies that have expired, names without use, and sessions that are long gone."""
 
 from __future__ import annotations
 
@@ -49,6 +49,6 @@ async def forget_names(db: Database, kinds: Kinds, kept: Micros, batch: int = DE
 
 
 def _hosted(tx: Tx) -> tuple[Micros, list[Handler]]:
-    """What is hosted, and when that was asked: whoever comes later says itself that it is in use."""
+    """Read the hosted handlers and the time. A worker that connects later notes its handlers itself."""
     at = tasks.stamp(tx).now
     return at, list(sessions.hosted(tx))

@@ -1,4 +1,4 @@
-"""Ask the database for the next wakes of whoever was noted: one question, however many commits and subscribers."""
+"""Read the next wakes of the noted handlers: one question, however many commits and subscribers."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _OPTIONS = TxOptions(label="refresh-wakes", read_only=True, reserved=True)
 
 
 async def refresh_wakes(db: Database, bus: WakeBus, spacing: float = DEFAULT.wake_spacing) -> None:
-    """Runs until cancelled. What could not be refreshed is asked for again: nobody may ever note it a second time."""
+    """Read the wakes of noted handlers, until cancelled. After a failure they are noted again."""
     while True:
         asked, mark = await bus.notes.take(), bus.notes.mark()
         began = asyncio.get_running_loop().time()

@@ -36,7 +36,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What one sweep saw and did."""
+    """The result of one sweep."""
 
     wakes: list[HandlerWake] | None
     """None: they could not be read."""
@@ -64,14 +64,14 @@ class Streams(Protocol):
 class Sweep:
     """One replica's sweep. `report` hears after every round whether the database answered.
 
-    What is said regularly is said in its transaction: at rest, a replica has no other.
+    Regular writes are part of its transaction: at rest, a replica has no other.
     """
 
     replica: Replica
     streams: Streams
     report: Callable[[bool], Awaitable[None]]
     _rested_at: Micros = 0
-    """When nobody held anything, as far as this replica saw, by lease_now()."""
+    """When no task was held, as far as this replica saw, by lease_now()."""
 
     async def run(self) -> None:
         """Sweep again and again, with jitter, until cancelled."""
