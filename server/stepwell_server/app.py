@@ -73,7 +73,7 @@ from stepwell_server.storage.deployments import Deployment
 from stepwell_server.telemetry import Metrics
 
 CUT_GRACE = 1.0
-"""Seconds that streams get to end after the last unary call has: whoever still listens then is cut off."""
+"""Seconds that streams get to end after the last unary call. Then they are cut off."""
 
 LEAVE_GRACE = 2.0
 """Seconds for what the ended streams held to be given back."""
@@ -116,7 +116,7 @@ def _usable_database() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """What the driver said, in one line."""
+    """The driver's message, in one line."""
     while error.__cause__ is not None and error.__cause__ is not error:
         error = error.__cause__
     said = str(getattr(error, "orig", None) or error).strip().splitlines() or [type(error).__name__]
@@ -190,11 +190,11 @@ class App:
         self._ops: OpsListener | None = None
 
     async def start(self) -> Addresses:
-        """Prepare the database, then listen and serve. Whatever fails here ends the start with a reason."""
+        """Prepare the database, then listen and serve. A failure here ends the start with a reason."""
         for warning in self.settings.warnings():
             log.warning("unsafe_setting", warning=warning)
         for address in (self.settings.listen, self.settings.ops_listen):
-            listeners.check_free(*split_address(address))  # before a database is created that nobody will serve
+            listeners.check_free(*split_address(address))  # before a database is created that would have no server
         with _usable_database():
             identity = await self._meet_database()
             self._assemble(identity)
@@ -215,14 +215,14 @@ class App:
         return addresses
 
     def settle_time(self) -> float:
-        """Seconds for balancers to look away: as many as the operator says, else none where nobody is there."""
+        """Seconds for balancers to look away: as the operator set them, else none for a deserted server."""
         is_said = "drain_settle" in self.settings.model_fields_set
         return self.settings.drain_settle.total_seconds() if is_said or not self._admission.is_deserted() else 0.0
 
     async def drain(self, settle: float) -> None:
         """Leave without a failed call: look unready, let balancers look away, end what is in flight.
 
-        Streams are told to go when balancers look away, not before: who comes again through one would come back here.
+        Streams are told to go when balancers look away: before that, a balancer would send a client back here.
         """
         log.info("draining", again="ends it at once")
         await self.health.drain()

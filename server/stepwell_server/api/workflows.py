@@ -164,7 +164,7 @@ def new_event(namespace: str, item: pb.SendEventsItem) -> NewEvent:
 
 def _filter(request: pb.ListInstancesRequest) -> InstanceFilter:
     if any(one not in _STATUSES for one in request.statuses):
-        raise InvalidField("statuses must name statuses", field="statuses")
+        raise InvalidField("statuses has an unspecified value; leave statuses empty to get all", field="statuses")
     return InstanceFilter(
         namespace=convert.namespace_from_pb(request.namespace),
         workflow=request.workflow,

@@ -149,7 +149,7 @@ class Dispatchers:
     async def process(self, order: ProcessOrder, wait: Micros) -> Processed:
         """Hand out what is due to this replica's workers, and tell the other replicas to do the same."""
         if not self._hands_out:
-            raise ProcessDisabled("this server hands out nothing on request")
+            raise ProcessDisabled("this server hands out nothing on request; start it with --process")
         if wait > LONGEST_WAIT:
             raise DurationOutOfRange("wait must be at most 60 seconds", field="wait")
         order.wanted.check()

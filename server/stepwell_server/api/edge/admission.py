@@ -98,7 +98,11 @@ class Rate:
         late = after - now - self._rest
         self._full_at[name] = full_at if late > 0 else after
         if late > 0:
-            raise RateLimited("the caller makes too many calls a second", retry_after=late, limit=self._per_second)
+            raise RateLimited(
+                "the caller makes too many calls a second; send batches, or fewer calls",
+                retry_after=late,
+                limit=self._per_second,
+            )
 
     def _forget(self, now: float) -> None:
         """Forget those that have rested, as they are like new ones."""
@@ -202,12 +206,12 @@ def _half(limit: int) -> int:
 
 
 def _too_many_calls(limit: int) -> StepwellError:
-    return ServerBusy("too many calls at once", retry_after=0.1, limit=limit)
+    return ServerBusy("too many calls at once; repeat the call", retry_after=0.1, limit=limit)
 
 
 def _too_many_waiting(limit: int) -> StepwellError:
-    return ServerBusy("too many calls wait at once", retry_after=1.0, limit=limit)
+    return ServerBusy("too many calls wait at once; repeat the call", retry_after=1.0, limit=limit)
 
 
 def _too_many_streams(limit: int) -> StepwellError:
-    return StreamLimit("too many open streams", retry_after=1.0, limit=limit)
+    return StreamLimit("too many open streams; close one first", retry_after=1.0, limit=limit)

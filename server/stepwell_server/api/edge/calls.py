@@ -101,7 +101,7 @@ class Call:
         opened_by = self.principal.name
         await self.authenticate()
         if self.principal.name != opened_by:  # whose session it is, and whose place
-            raise Unauthenticated("the credential is that of another by now; open another stream")
+            raise Unauthenticated("the credential belongs to another principal now; open a new stream")
         for namespace, category in list(self.granted):
             self.permit(namespace, category)
 

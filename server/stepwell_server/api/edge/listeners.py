@@ -47,7 +47,7 @@ OPTIONS: list[tuple[str, int]] = [
     # Equal, because between the soft and the hard limit gRPC refuses at random.
     ("grpc.max_metadata_size", METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", METADATA_BYTES),
-    # What a stream may hold unread. Without these, gRPC widens the windows of a fast peer up to 1 GiB.
+    # Bytes that a stream may hold unread. Without these, gRPC widens the windows of a fast peer up to 1 GiB.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", STREAM_WINDOW),
     ("grpc.max_concurrent_streams", CONCURRENT_STREAMS),

@@ -98,7 +98,7 @@ def handler_from_pb(namespace: str, handler: workers_pb2.Handler | workers_pb2.H
 def kind_from_pb(kind: workers_pb2.HandlerKind.ValueType) -> TaskKind:
     """Convert the kind of a handler."""
     if kind not in _FROM_KINDS:
-        raise InvalidField("kind must say what kind of handler it is", field="kind")
+        raise InvalidField("kind is not set: name the kind of the handler", field="kind")
     return _FROM_KINDS[kind]
 
 

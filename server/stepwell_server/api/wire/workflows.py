@@ -151,7 +151,7 @@ async def _wait(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
             timeout = convert.duration_from_pb(wait.event.timeout) if given else DEFAULT_EVENT_TIMEOUT
             return Wait(wait.name, StepType.WAIT_FOR_EVENT, duration=timeout, event_type=wait.event.type)
         case _:
-            raise InvalidField("say what it waits for: sleep, sleep_until or event", field="until")
+            raise InvalidField("until is not set: set sleep, sleep_until or event", field="until")
 
 
 async def _suspend(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:

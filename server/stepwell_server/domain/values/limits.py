@@ -1,4 +1,4 @@
-"""What the server accepts. Operators can change each value; clients read them from GetServerInfo."""
+"""The limits of the server. Operators can change each value; clients read them from GetServerInfo."""
 
 from __future__ import annotations
 

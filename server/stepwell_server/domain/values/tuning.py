@@ -49,7 +49,7 @@ class Tuning:
     prune_interval: float = 600.0
     prune_batch: int = 1000
     wake_spacing: float = 0.05
-    """Shortest time between two questions for the next wakes. What this replica commits itself it knows at once."""
+    """Shortest time between two questions for the next wakes. Its own commits a replica knows at once."""
     wake_conflation: float = 0.02
     """Time for which changes are collected before followers get the newest wake."""
     drain_wait: float = 1.0

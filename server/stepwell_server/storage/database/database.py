@@ -117,7 +117,7 @@ class Database:
         """
         # Transactions outlive callers that went away, so they are counted and not the callers.
         if len(self._running) >= self._tuning.transactions and not options.reserved:
-            raise ServerBusy("too many transactions at once", retry_after=0.5)
+            raise ServerBusy("too many transactions at once; repeat the call", retry_after=0.5)
         task = asyncio.create_task(self._run(work, options))
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -186,7 +186,7 @@ class Database:
         self.faults[fault] += 1
         match fault:
             case Fault.CONFLICT:
-                raise Conflict("the transaction lost against others too often") from error
+                raise Conflict("the transaction lost against others too often; repeat the call") from error
             case Fault.DISCONNECTED:
                 self.reachable = False
                 raise DatabaseUnavailable("the database does not answer; repeat the call", retry_after=1.0) from error
@@ -199,7 +199,7 @@ class Database:
                 damaged = "the database is damaged: nothing of this was stored; its operator must restore it"
                 raise DatabaseUnavailable(damaged, retry_after=1.0) from error
             case Fault.BUSY:
-                raise ServerBusy("all database connections are in use", retry_after=0.5) from error
+                raise ServerBusy("all database connections are in use; repeat the call", retry_after=0.5) from error
             case Fault.BUG:
                 raise error
 
