@@ -47,7 +47,7 @@ class MostItems:
 
 @dataclass(slots=True, eq=False)
 class _Asked(Generic[ItemT, AnswerT]):
-    """An item, who waits for its answer, and until when."""
+    """An item, the future of its answer, and its deadline."""
 
     item: ItemT
     answer: asyncio.Future[AnswerT]
@@ -57,7 +57,7 @@ class _Asked(Generic[ItemT, AnswerT]):
 class Coalescer(Generic[ItemT, AnswerT]):
     """Sends items one batch at a time. A batch that fails fails for each of its callers, and is never mixed anew.
 
-    One that had more items than the server takes goes again, in smaller ones: nothing of it was looked at.
+    A batch that had more items than the server takes goes again, in smaller ones: nothing of it was looked at.
     """
 
     def __init__(self, send: Send[ItemT, AnswerT], most: MostItems) -> None:
@@ -67,7 +67,7 @@ class Coalescer(Generic[ItemT, AnswerT]):
         self._sending: asyncio.Task[None] | None = None
 
     async def submit(self, item: ItemT, seconds: float) -> AnswerT:
-        """Send an item with the next batch and wait for its own answer, for so long at most, whoever else is in it."""
+        """Send an item with the next batch and wait for its own answer, for so long at most, whatever else is in it."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[AnswerT] = loop.create_future()
         asked = _Asked(item, answer, loop.time() + seconds)
@@ -118,7 +118,7 @@ class Coalescer(Generic[ItemT, AnswerT]):
                     asked.answer.set_exception(error)
 
     def _take(self) -> list[_Asked[ItemT, AnswerT]]:
-        """As many as may go together, without those that nobody waits for any more."""
+        """As many as may go together, without those whose callers have gone."""
         first = next(packed(self._queue, lambda asked: _size(asked.item), self._most.number), [])
         batch = [self._queue.popleft() for _ in first]
         return [asked for asked in batch if not asked.answer.done()]

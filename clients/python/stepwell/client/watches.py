@@ -1,4 +1,4 @@
-"""One WatchInstances stream per client, shared by everybody who waits for an instance or watches one."""
+"""One WatchInstances stream per client, shared by all waits for instances and all watches."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DROP_SECONDS = 0.1
 
 
 class Follower:
-    """Somebody who follows an instance: gets its newest state, leaving out those it was too slow for."""
+    """Follows an instance: gets its newest state, without states that it was too slow for."""
 
     __slots__ = ("_change", "_error", "_is_partial", "_newest", "_seen", "_steps", "_waiter", "wants_steps")
 
@@ -53,7 +53,7 @@ class Follower:
             self._wake()
 
     def _is_new(self, step: pb.Step) -> bool:
-        """Whether the step has changed. All of them are sent again when somebody else begins to follow."""
+        """Whether the step has changed. All of them are sent again when another follower begins."""
         state = (step.status, step.attempts, step.updated_at.seconds, step.updated_at.nanos)
         is_new = self._seen.get(step.name) != state
         self._seen[step.name] = state
@@ -102,7 +102,7 @@ class Watches:
         key = (workflow, instance_id)
         follower = Follower(wants_steps=steps)
         self._followers.setdefault(key, set()).add(follower)
-        self._revisions[key] = 0  # to be sent the present state, whoever follows already
+        self._revisions[key] = 0  # to be sent the present state, also if others follow already
         self._dropped.pop(key, None)
         self._added[key] = None
         self._has_news.set()
@@ -131,7 +131,7 @@ class Watches:
             self._dropped[key] = None
 
     async def _serve(self) -> None:
-        """Keep a stream open; end with everybody's error if there can be none."""
+        """Keep a stream open. If there can be none, all followers get the error."""
         try:
             while True:
                 failure = await self._stream()
@@ -214,6 +214,6 @@ class Watches:
 
 
 async def _read(call: Any, silence: float) -> Any:
-    """The next message of a stream. TimeoutError if there is none for so long that nobody can be there."""
+    """The next message of a stream. TimeoutError after too long a silence."""
     async with asyncio.timeout(silence):
         return await call.read()

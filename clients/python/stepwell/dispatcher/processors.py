@@ -45,7 +45,7 @@ class NextWake:
     number: int = 0
     """Grows when something may have changed: what could not be handed out before is worth another pass."""
     unserved: tuple[Unserved, ...] = ()
-    """What is due and has no worker."""
+    """Due work without a worker."""
 
     @property
     def is_due(self) -> bool:
