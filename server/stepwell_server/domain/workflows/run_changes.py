@@ -104,7 +104,7 @@ class ChangingRun(RunState):
         self.task = self.task._replace(open_steps="")
 
     def news(self, answers: tuple[FrameAnswer, ...], *, again: bool) -> RunNews:
-        """Server-side changes for the worker: waits that ended, steps that timed out. `again`: those it may have missed."""
+        """Server-side changes for the worker: ended waits, timed-out steps. `again`: also those it may have missed."""
         expired = self.expire()
         resolved = self.resolve() if self.overdue() or self.task.wake_again else []
         told = self.told_again() if again else [*(self.steps[name] for name in expired), *resolved]
