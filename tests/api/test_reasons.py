@@ -297,9 +297,9 @@ async def _(on: Stage) -> Any:
     return await on.hello()
 
 
-@case("RATE_LIMITED", policy=GRANTED, call_rate=0.001, call_burst=1)
+@case("RATE_LIMITED", policy=GRANTED, call_rate=0.001, call_burst=3)  # of which its worker may need more than one
 async def _(on: Stage) -> Any:
-    for _ in range(2):
+    for _ in range(4):
         await _info(on)
 
 

@@ -58,6 +58,7 @@ RUNS = [RunRef(number, 0) for number in IDS]
 ORDER, NOTE = Handler("default", TaskKind.WORKFLOW, "order"), Handler("default", TaskKind.HOOK, "note")
 LONG_AGO, FAR = 1, 2**60
 ANNA = Owner("s1", 1)
+_HISTORY = {TaskKind.WORKFLOW: workflows.refer_to, TaskKind.HOOK: hooks.refer_to}
 
 _KEYS = [InstanceKey("default", "order", f"i{number}") for number in range(1, FEW + 1)]
 _BIRTH = Birth(FAR, births.Wanted(NewInstance(_KEYS[0], Payload("{}"), {"region": "eu"}), "r1", ""), 1)
@@ -81,7 +82,6 @@ def _end(one: int) -> HookEnd:
     return HookEnd(one, 1, Execution(JobStatus.COMPLETED, 1, 1, None, 1))
 
 
-HISTORY = {TaskKind.WORKFLOW: workflows.refer_to, TaskKind.HOOK: hooks.refer_to}
 CALLS: dict[Callable[..., Any], Call] = {
     clock.read: clock.read,
     clock.lock: clock.lock,
@@ -131,7 +131,7 @@ CALLS: dict[Callable[..., Any], Call] = {
         for labels in ({}, {"region": "eu"}, {"region": "eu", "customer": "c2"})
         for after in (None, [FIRST, FIRST])
     ],
-    names.forget: lambda tx: [names.forget(tx, FAR, 10, after, HISTORY) for after in ([], ["default", "hook", ""])],
+    names.forget: lambda tx: [names.forget(tx, FAR, 10, after, _HISTORY) for after in ([], ["default", "hook", ""])],
     namespaces.get: lambda tx: namespaces.get(tx, "default"),
     namespaces.insert: lambda tx: namespaces.insert(tx, NamespaceSpec("n1")),
     namespaces.list_page: lambda tx: namespaces.list_page(tx, 10, None),
