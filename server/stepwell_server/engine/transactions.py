@@ -1,7 +1,7 @@
 """Use cases of transactions: several operations, all or nothing.
 
-A transaction is a group of its own: the same calls that the committer groups are decided and written together, in a
-group that waits for locks and is taken back whole if one of its calls is refused.
+A transaction is a group of its own, of the same calls that the committer groups. It waits for locks, and it is taken
+back whole if one of its calls is refused.
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def readable(item: M, read: Callable[[M], New]) -> New | StepwellError:
 
 
 def asked_of(message: Message, request_id: str = "") -> Asked:
-    """How a call, or an item of a batch, is recognised when it comes again: by its request_id and all that it asks."""
+    """Identify a call, or an item of a batch, by its request_id and a hash of its content."""
     request_id = request_id or message.request_id  # type: ignore[attr-defined]
     call = current.get()
     return Asked(call.principal.name, call.method, request_id, _hash(message) if request_id else b"")

@@ -1,9 +1,9 @@
 """The layers around every call: logs and metrics, errors, authorisation, admission, deadlines, parsing.
 
-Each concern is one async context manager around the call, so that it is written once for unary calls and streams
-alike. `Pipeline` nests them in the order of `layers()`, reads and parses the raw bytes itself (grpc.aio would read the
-message of a unary call before anything else, and answer an undecodable one with UNKNOWN and the exception's text) and
-hands the servicer a checked message.
+Each concern is one async context manager around the call, written once for unary calls and streams. `Pipeline` nests
+them in the order of `layers()`. It reads and parses the raw bytes itself, and hands the servicer a checked message:
+grpc.aio would read the message of a unary call first, and answer an undecodable one with UNKNOWN and the text of
+the exception.
 """
 
 from __future__ import annotations

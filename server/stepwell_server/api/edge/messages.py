@@ -1,7 +1,7 @@
-"""The one message of a call that has one, read once the call may be here.
+"""Messages: the one message of a unary call is read after the call was let in.
 
-gRPC would read it before anything is known of the caller: headers without a message would hold a place for as long as
-they like, and unfinished messages would fill the memory.
+gRPC would read it before anything is known of the caller. Then headers without a message would hold a place without
+end, and unfinished messages would fill the memory.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ class Messages:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, call: Call) -> bytes:
-        """The message of the call, which must have exactly one.
+        """Read the message of the call, which must have exactly one.
 
-        Callers that are not authenticated have one message of a connection read at a time, and others wait: gRPC
-        makes room for a whole message once it is read, and for a window of it before.
+        For callers that are not authenticated, one message of a connection is read at a time, and others wait. gRPC
+        makes room for a whole message once it is read, and only for a window of it before.
         """
         is_open = call.method in OPEN_METHODS
         limit = min(self._deadline, OPEN_DEADLINE) if is_open else self._deadline

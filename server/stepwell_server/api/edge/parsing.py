@@ -1,4 +1,4 @@
-"""From the bytes of a request to a message that a servicer can read, at a price that is known before it is paid."""
+"""Parsing: the bytes of a request become a message, at a price that is known before it is paid."""
 
 from __future__ import annotations
 

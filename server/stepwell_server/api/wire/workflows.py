@@ -216,7 +216,7 @@ def has_state(task: workers_pb2.Task) -> bool:
 
 
 def without_state(task: workers_pb2.Task) -> None:
-    """Leave the state of a run out of a message in which there is no room for it: its worker asks for it."""
+    """Leave the state of a run out of a full message: its worker asks for it."""
     del task.workflow.steps[:]
     task.workflow.ClearField("params")
     task.workflow.more = True

@@ -1,8 +1,8 @@
 """Deliveries: one signed POST to one receiver, over a connection that goes only where it may.
 
-The name is resolved once, every address is judged, and the connection goes to one of exactly these, whatever the name
-means by then. Nothing is followed and nothing is kept: no redirects, no proxies of the environment, one request per
-connection.
+The name is resolved once, and every address is checked. The connection goes to one of these addresses, even if the
+name has another by then. There are no redirects and no proxies of the environment, and a connection carries one
+request.
 """
 
 from __future__ import annotations

@@ -90,8 +90,8 @@ class Deliveries:
     def _hand(self, assignment: Assignment, began: float) -> None:
         """Give a task to its worker, if that is there and reads, its input is known, and the lease is young.
 
-        Else it goes back. Its lease is for the ack window, from when its transaction began. If this replica stood still
-        since, or the commit did, another may have the task by now, and would not know of an execution under our lease.
+        Else the task goes back. Its lease covers the ack window, from the begin of its transaction. If this replica or
+        the commit was frozen since then, another worker may have the task by now.
         """
         worker = self._workers.get(assignment.holder)
         if worker is None or worker.is_full or assignment.input is None or self._is_too_late(began):

@@ -120,8 +120,10 @@ class Handout:
         return self._embedded and any(self._bus.is_due(handler) for handler in self.workers.wanted())
 
     def _until_next(self, looked_at: Micros) -> float | None:
-        """Seconds until the next time that this replica waits for: of a task that is held, or of work that was not due
-        when it looked. Work that has become due since counts, too: no claim has asked for it."""
+        """Seconds until a held task or other work becomes due.
+
+        Work that has become due after `looked_at` counts, too: no claim has asked for it.
+        """
         times = [
             at for handler in self.workers.wanted() if (at := self._bus.due_at(handler)) is not None and at > looked_at
         ]
@@ -150,8 +152,8 @@ class Handout:
     async def _claim(self, order: ProcessOrder | None = None) -> list[Held]:
         """Claim for all our workers at once. Returns what they were given.
 
-        Where more is due than one claim asks for, the next ask for the rest: an order until it is carried out, else
-        until something is given.
+        Where more is due than one claim asks for, the next claims ask for the rest. They end when the order is carried
+        out, or without an order when something was given.
         """
         given: list[Held] = []
         wanted = {handler for worker in self.workers.able() for handler in _wanted_of(worker, order)}

@@ -1,7 +1,7 @@
 """The wake bus: when something can be claimed next, kept in memory, fed by commits, hints and the sweep.
 
-It is later than the truth for no longer than one question takes: a commit notes the handlers that it touched, and one
-question to the database covers all handlers that were noted meanwhile. Subscribers cost no statement.
+It is late by one question to the database at most. A commit notes the handlers that it touched, and one question
+covers all handlers that were noted meanwhile. Subscribers cost no statement.
 """
 
 from __future__ import annotations
@@ -166,8 +166,8 @@ class WakeBus:
     def _take_over(self, found: Iterable[HandlerWake], mark: int, *, committed: bool = False) -> bool:
         """Take over a wake that was read after a mark, unless a later answer is known. Returns whether it is news.
 
-        Handlers that were noted since are not in it: of the known wake and the read one the sooner counts, until the
-        database has been asked again. So it is with a commit of which a later answer may know nothing.
+        The reading may lack handlers that were noted since, and commits. There the sooner wake counts, the known or the
+        read one, until the database was asked again.
         """
         is_news = False
         for one in found:

@@ -1,8 +1,8 @@
 """The database: the only way to a transaction.
 
-`run_tx` takes a plain function of the transaction. It cannot await, so no user code, network call or stream write can
-happen inside a transaction; on SQLite the whole function is one hop to the writer's thread, on PostgreSQL its
-statements are awaited underneath by SQLAlchemy's greenlet bridge (docs/adr/0002).
+`run_tx` takes a plain function of the transaction. The function cannot await, so no user code, network call or stream
+write can happen inside a transaction. On SQLite the whole function is one hop to the writer's thread. On PostgreSQL
+its statements are awaited underneath, by SQLAlchemy's greenlet bridge (docs/adr/0002).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Hints between replicas: "something about these handlers changed". Losing one costs latency, never work.
 
-PostgreSQL carries them by NOTIFY, outside the transactions they are about, because a transaction that notifies waits at
-its commit for every other one that does. SQLite has one server, which needs no hints.
+PostgreSQL carries them by NOTIFY, outside the transactions that they are about. A transaction that notifies would wait
+at its commit for every other that does. SQLite has one server, which needs no hints.
 """
 
 from __future__ import annotations

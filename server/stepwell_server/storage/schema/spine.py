@@ -20,7 +20,7 @@ from sqlalchemy import (
 
 from stepwell_server.storage.schema.metadata import metadata, name
 
-# Whom work is addressed to: the names that are in use or remembered, so that the next wake is found name by name.
+# Addressees of work: the names that are in use or remembered, so that the next wake is found name by name.
 handlers = Table(
     "handlers",
     metadata,
