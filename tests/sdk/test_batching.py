@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from stepwell import CallFailed
-from stepwell.client.batching import Coalescer, MostItems, until_available
+from stepwell.client.batching import HEAD_START, Coalescer, MostItems, until_available
 from stepwell.tuning import Tuning
 from stepwell.v1.errors_pb2 import ERROR_REASON_SERVER_BUSY, ERROR_REASON_UNSPECIFIED, ItemError
 from stepwell.v1.workflows_pb2 import SendEventsItem, SendEventsResult
@@ -118,6 +118,15 @@ async def test_a_batch_has_the_time_that_is_left_and_those_in_it_keep_their_own(
 
     assert await asyncio.gather(hurried, patient) == ["stored b", "stored c"]
     assert 5 < wire.seconds[1] < 20
+
+
+async def test_a_batch_ends_before_its_callers_give_up_so_that_they_are_told_why(wire: Wire) -> None:
+    coalescer = Coalescer(wire.send, MostItems())
+    (asked,) = await submit(coalescer, "a", seconds=20)
+    wire.gate.set()
+    await asked
+
+    assert wire.seconds[0] <= 20 - HEAD_START
 
 
 async def test_a_batch_is_bounded_in_items_and_in_bytes(wire: Wire) -> None:

@@ -24,6 +24,9 @@ from stepwell.v1.errors_pb2 import ItemError
 Send: TypeAlias = Callable[[Sequence[ItemT], float], Awaitable[Sequence[AnswerT]]]
 """Sends items, each of which carries its request_id, within so many seconds; answers one by one."""
 
+HEAD_START = 0.1
+"""Seconds by which a batch ends before the last of its callers gives up."""
+
 _UNAVAILABLE: int = StatusCode.UNAVAILABLE.value[0]
 _BUSY = frozenset({"SERVER_BUSY", "RATE_LIMITED"})
 
@@ -100,6 +103,7 @@ class Coalescer(Generic[ItemT, AnswerT]):
         if not batch:
             return
         left = max(asked.deadline for asked in batch) - asyncio.get_running_loop().time()
+        left -= min(HEAD_START, left / 10)  # else the callers give up first, and are not told why there was no answer
         try:
             results = await self._send([asked.item for asked in batch], left)
             for asked, result in zip(batch, results, strict=True):
