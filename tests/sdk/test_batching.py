@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
 from itertools import repeat
 
 import grpc
@@ -11,6 +10,7 @@ import pytest
 
 from stepwell import CallFailed
 from stepwell.client.batching import HEAD_START, Coalescer, MostItems, until_available
+from stepwell.tuning import Tuning
 from stepwell.v1.errors_pb2 import ERROR_REASON_SERVER_BUSY, ERROR_REASON_UNSPECIFIED, ItemError
 from stepwell.v1.workflows_pb2 import SendEventsItem, SendEventsResult
 
@@ -213,27 +213,25 @@ RESOURCE_EXHAUSTED, ABORTED, UNAVAILABLE = 8, 10, 14
 ITEMS = [SendEventsItem(type=type, request_id=f"request-{type}") for type in "abc"]
 
 
-def pausing(seconds: float) -> Callable[[], Iterator[float]]:
-    return lambda: repeat(seconds)
+def pausing(seconds: float) -> Tuning:
+    return Tuning(pauses=lambda: repeat(seconds))
 
 
-async def test_only_what_was_unavailable_is_sent_again_under_its_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.client.batching.pauses", pausing(0))
+async def test_only_what_was_unavailable_is_sent_again_under_its_own_id() -> None:
     server = Flaky(UNAVAILABLE, UNAVAILABLE)
 
-    results = await until_available(server.send, ITEMS, 30)
+    results = await until_available(server.send, ITEMS, 30, pausing(0))
 
     assert [result.HasField("stored") for result in results] == [True] * 3
     assert server.batches[1:] == [[("b", "request-b")]] * 2
     assert server.seconds == sorted(server.seconds, reverse=True)
 
 
-async def test_so_is_what_the_server_was_too_busy_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.client.batching.pauses", pausing(0))
+async def test_so_is_what_the_server_was_too_busy_for() -> None:
     server = Flaky(RESOURCE_EXHAUSTED)
     server.reason = ERROR_REASON_SERVER_BUSY
 
-    results = await until_available(server.send, ITEMS, 30)
+    results = await until_available(server.send, ITEMS, 30, pausing(0))
 
     assert [result.HasField("stored") for result in results] == [True] * 3
 
@@ -243,13 +241,10 @@ async def test_so_is_what_the_server_was_too_busy_for(monkeypatch: pytest.Monkey
     [([UNAVAILABLE] * 9, 31, 1), ([ABORTED], 0, 1), ([UNAVAILABLE] * 9 + [ABORTED], 0, 10)],
     ids=["the time is over", "it was another error", "it became another error"],
 )
-async def test_it_is_answered_as_it_is_when(
-    monkeypatch: pytest.MonkeyPatch, failures: list[int], pause: float, tries: int
-) -> None:
-    monkeypatch.setattr("stepwell.client.batching.pauses", pausing(pause))
+async def test_it_is_answered_as_it_is_when(failures: list[int], pause: float, tries: int) -> None:
     server = Flaky(*failures)
 
-    results = await until_available(server.send, ITEMS, 30)
+    results = await until_available(server.send, ITEMS, 30, pausing(pause))
 
     assert [result.error.code for result in results] == [0, failures[tries - 1], 0]
     assert len(server.batches) == tries

@@ -164,7 +164,7 @@ class Worker:
         await self._held.close()
         self._pool.close()
         if not self._serving.cancelled():
-            self._serving.exception()  # which counts as seen: whoever waits for it, or leaves the block, is told
+            self._serving.exception()  # which counts as seen: a caller that waits for it, or leaves the block, is told
 
     def _hello(self) -> pb.Hello:
         return pb.Hello(
