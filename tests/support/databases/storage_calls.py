@@ -40,7 +40,18 @@ from stepwell_server.storage.database import clock, dialect
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.hooks import hooks, targets
 from stepwell_server.storage.hooks.hooks import HookEnd
-from stepwell_server.storage.spine import claims, handlers, leases, limits, names, requests, sessions, tasks, wakes
+from stepwell_server.storage.spine import (
+    claims,
+    fates,
+    handlers,
+    leases,
+    limits,
+    names,
+    requests,
+    sessions,
+    tasks,
+    wakes,
+)
 from stepwell_server.storage.spine.claims import Served
 from stepwell_server.storage.spine.sessions import Session
 from stepwell_server.storage.workflows import instances as workflows
@@ -58,6 +69,7 @@ RUNS = [RunRef(number, 0) for number in IDS]
 ORDER, NOTE = Handler("default", TaskKind.WORKFLOW, "order"), Handler("default", TaskKind.HOOK, "note")
 LONG_AGO, FAR = 1, 2**60
 ANNA = Owner("s1", 1)
+_KEPT = {TaskKind.WORKFLOW: workflows.KEPT, TaskKind.HOOK: hooks.KEPT}
 _HISTORY = {TaskKind.WORKFLOW: workflows.refer_to, TaskKind.HOOK: hooks.refer_to}
 
 _KEYS = [InstanceKey("default", "order", f"i{number}") for number in range(1, FEW + 1)]
@@ -97,11 +109,11 @@ CALLS: dict[Callable[..., Any], Call] = {
     handlers.note: lambda tx: handlers.note(tx, [ORDER, NOTE]),
     handlers.admit: lambda tx: handlers.admit(tx, "new", [Handler("new", TaskKind.HOOK, "new")], 5000),
     handlers.target: lambda tx: handlers.target(tx, NOTE, has_target=True),
+    fates.read: lambda tx: fates.read(tx, IDS, _KEPT),
     handlers.use: lambda tx: handlers.use(tx, ORDER),
     handlers.register: lambda tx: handlers.register(tx, map(Registration, [ORDER, NOTE])),
     hooks.cancel: lambda tx: hooks.cancel(tx, _HOOK, 1),
     hooks.end: lambda tx: hooks.end(tx, map(_end, IDS)),
-    hooks.ended_fences: lambda tx: hooks.ended_fences(tx, IDS),
     hooks.find: lambda tx: hooks.find(tx, [_HOOK_BIRTH]),
     hooks.get: lambda tx: hooks.get(tx, HookKey("default", "h1")),
     hooks.get_many: lambda tx: hooks.get_many(tx, IDS),
@@ -183,7 +195,6 @@ CALLS: dict[Callable[..., Any], Call] = {
     tasks.stamp: tasks.stamp,
     workflows.copy_status: lambda tx: workflows.copy_status(tx, dict.fromkeys(IDS, InstanceStatus.PAUSED), 1),
     workflows.end: lambda tx: workflows.end(tx, [End(one, InstanceStatus.COMPLETE, 1, 1) for one in IDS]),
-    workflows.fates: lambda tx: workflows.fates(tx, IDS),
     workflows.find: lambda tx: workflows.find(tx, [_BIRTH]),
     workflows.get: lambda tx: workflows.get(tx, _KEYS[0]),
     workflows.get_keys: lambda tx: workflows.get_keys(tx, _KEYS),

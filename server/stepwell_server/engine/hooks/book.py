@@ -12,11 +12,10 @@ from stepwell_server.domain.spine.births import Birth, Wanted
 from stepwell_server.domain.spine.events import EngineEvent
 from stepwell_server.domain.spine.handlers import TaskKind
 from stepwell_server.domain.spine.jobs import JOB_PRIORITY, Job
-from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.spine.tasks import NewTask, Task
 from stepwell_server.domain.spine.work import Rules
 from stepwell_server.engine.spine.births import Births, Store
-from stepwell_server.engine.spine.books import Book, Group, LostLease
+from stepwell_server.engine.spine.books import Book, Group
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.hooks import hooks as store
@@ -44,19 +43,10 @@ class HookBook(Book):
     births: Births[NewHook, Hook] = field(default_factory=lambda: Births(_STORE))
     _at: Stamp = field(default_factory=lambda: Stamp(0, 0))
     _jobs: dict[int, Job] = field(default_factory=dict)
-    _ends_wanted: set[int] = field(default_factory=set)
-    _ended_fences: dict[int, tuple[str, int | None]] = field(default_factory=dict)
-    """By hook: its namespace, and the lease under which it ended."""
-
-    def want_end(self, task_id: int) -> None:
-        """Note that a call asks how a hook ended."""
-        self._ends_wanted.add(task_id)
 
     def read(self, tx: Tx, group: Group) -> None:
-        """Read how hooks ended."""
+        """Take the time over."""
         self._at = group.at
-        if self._ends_wanted:
-            self._ended_fences |= store.ended_fences(tx, self._ends_wanted)
 
     def open(self, task: Task) -> Job:
         """The job of a locked task, as the calls before this one left it."""
@@ -65,15 +55,6 @@ class HookBook(Book):
             job = self._jobs[task.id] = Job(task, self._at.now, self._at.lease_now, self.rules)
         job.task = task
         return job
-
-    def lost(self, held: Held, namespace: str | None) -> LostLease | None:
-        """Why the lease of a hook is gone: the hook has ended, by the holder or otherwise."""
-        job, (place, fence) = self._jobs.get(held.task_id), self._ended_fences.get(held.task_id, ("", None))
-        if job is not None and job.ending is not None:
-            place, fence = job.task.handler.namespace, job.ending.fence
-        if fence is None or namespace not in (None, place):
-            return None
-        return LostLease(held.lost(), by_holder=fence == held.fence)
 
     def write(self, tx: Tx, group: Group) -> None:
         """Write what became of the jobs, and new hooks. Their tasks are written by the group."""

@@ -19,6 +19,7 @@ from stepwell_server.engine.spine.kinds import Kind
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.hooks import hooks as store
 from stepwell_server.storage.spine import tasks as task_store
+from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.names import History
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake
@@ -74,6 +75,10 @@ class HookKind(Kind):
     def history(self) -> History:
         """How storage finds hooks of a name."""
         return store.refer_to
+
+    def kept(self) -> Kept:
+        """Where storage finds what became of hooks."""
+        return store.KEPT
 
     # ---- hooks that no worker takes
 

@@ -17,6 +17,7 @@ from stepwell_server.engine.spine.claims import claim
 from stepwell_server.engine.spine.kinds import Committed, Kinds, Listener
 from stepwell_server.engine.spine.timings import Measured, Stage
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.spine import fates
 from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.spine.tasks import Stamp, TaskKey
 from stepwell_server.storage.spine.wakes import HandlerWake
@@ -36,7 +37,7 @@ def run_group(tx: Tx, calls: Sequence[HotCall], kinds: Kinds, rules: Rules, *, w
     measured = Measured()
     group = _open(tx, calls, kinds.books(rules), rules, waiting=waiting)
     measured.end(Stage.LOCK)
-    _read(tx, group, calls)
+    _read(tx, group, calls, kinds)
     measured.end(Stage.READ)
     decided = _decide(group, calls)
     measured.end(Stage.DECIDE)
@@ -70,12 +71,14 @@ def _open(tx: Tx, calls: Sequence[HotCall], books: Mapping[TaskKind, Book], rule
     return Group(rules, store.stamp(tx), locked, frozenset(elsewhere), books, numbers)
 
 
-def _read(tx: Tx, group: Group, calls: Sequence[HotCall]) -> None:
+def _read(tx: Tx, group: Group, calls: Sequence[HotCall], kinds: Kinds) -> None:
     for call in calls:
         if not _is_stuck(call, group):
             call.want(group)
     for book in group.books.values():
         book.read(tx, group)
+    if group.fates_wanted:
+        group.fates = fates.read(tx, group.fates_wanted, kinds.kept())
 
 
 def _decide(group: Group, calls: Sequence[HotCall]) -> list[Any]:

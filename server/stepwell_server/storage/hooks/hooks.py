@@ -52,6 +52,9 @@ from stepwell_server.storage.schema.spine import tasks
 from stepwell_server.storage.spine import handlers
 from stepwell_server.storage.spine import tasks as task_store
 
+KEPT = hooks
+"""What stays of a hook when its task ends."""
+
 
 @dataclass(frozen=True, slots=True)
 class HookEnd:
@@ -178,19 +181,6 @@ def lock(tx: Tx, key: HookKey) -> tuple[Hook, Task | None] | None:
     if hook.status.ended is (task is not None):
         raise LostRace
     return hook, task
-
-
-def ended_fences(tx: Tx, ids: Iterable[int]) -> dict[int, tuple[str, int | None]]:
-    """Of which namespace these hooks are, and under which lease they ended; of those that have."""
-    found = tx.execute(_fences_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
-    return {row.id: (row.namespace, row.ended_fence) for row in found}
-
-
-@cache
-def _fences_sql(product: str) -> Select[Any]:
-    return select(hooks.c.id, hooks.c.namespace, hooks.c.ended_fence).where(
-        hooks.c.status != JobStatus.OPEN, _is_wanted(product)
-    )
 
 
 def lock_unserved(tx: Tx, of: Sequence[Handler], overdue: Micros, limit: int) -> list[tuple[Task, Hook]]:
