@@ -19,7 +19,7 @@ from stepwell_server.domain.namespaces import NamespaceSpec
 from stepwell_server.domain.spine import births
 from stepwell_server.domain.spine.births import Birth
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
-from stepwell_server.domain.spine.jobs import Execution, JobStatus
+from stepwell_server.domain.spine.jobs import Execution, JobEnd, JobStatus
 from stepwell_server.domain.spine.leases import LeaseTimes, Owner
 from stepwell_server.domain.spine.tasks import NewTask, Task
 from stepwell_server.domain.values.asked import Asked
@@ -39,7 +39,6 @@ from stepwell_server.storage import namespaces
 from stepwell_server.storage.database import clock, dialect
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.hooks import hooks, targets
-from stepwell_server.storage.hooks.hooks import HookEnd
 from stepwell_server.storage.spine import (
     claims,
     fates,
@@ -90,8 +89,8 @@ def _tasks(tx: Tx) -> list[Task]:
     return list(found.values())
 
 
-def _end(one: int) -> HookEnd:
-    return HookEnd(one, 1, Execution(JobStatus.COMPLETED, 1, 1, None, 1))
+def _end(one: int) -> JobEnd:
+    return JobEnd(one, 1, Execution(JobStatus.COMPLETED, 1, 1, None, 1))
 
 
 CALLS: dict[Callable[..., Any], Call] = {
