@@ -53,7 +53,7 @@ from stepwell_server.storage.spine import handlers
 from stepwell_server.storage.spine import tasks as task_store
 
 KEPT = hooks
-"""What stays of a hook when its task ends."""
+"""Table of the rows that stay when tasks of hooks end."""
 
 
 # ---- write

@@ -71,7 +71,7 @@ class Started:
 
 
 KEPT = workflow_instances
-"""What stays of an instance when its task ends."""
+"""Table of the rows that stay when tasks of instances end."""
 
 
 # ---- write
