@@ -10,7 +10,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from uuid import uuid4
 
 import structlog
 from grpc import aio
@@ -50,6 +49,7 @@ from stepwell_server.engine.hooks.webhooks import Webhooks
 from stepwell_server.engine.namespaces import Namespaces
 from stepwell_server.engine.server import Identity, Server
 from stepwell_server.engine.spine.batches import Batches
+from stepwell_server.engine.spine.ids import new_id
 from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.engine.spine.loops import supervised
 from stepwell_server.engine.spine.loops.sweep import Sweep
@@ -254,7 +254,7 @@ class App:
         deployments.check_clock(deployment, virtual_clock=settings.virtual_clock)
         return Identity(
             version=__version__,
-            replica_id=uuid4().hex,
+            replica_id=new_id(),
             started_at=(await self.db.run_tx(clock.read, READ)).lease_now,
             dispatch_mode=settings.dispatch,
             deployment=deployment,

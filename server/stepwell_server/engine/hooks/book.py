@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from uuid import uuid4
 
 from stepwell_server.domain.hooks.events import handler_of, to_hook
 from stepwell_server.domain.hooks.hooks import Hook, NewHook
@@ -16,6 +15,7 @@ from stepwell_server.domain.spine.tasks import NewTask, Task
 from stepwell_server.domain.spine.work import Rules
 from stepwell_server.engine.spine.births import Births, Store
 from stepwell_server.engine.spine.books import Group
+from stepwell_server.engine.spine.ids import new_id
 from stepwell_server.engine.spine.job_book import JobBook
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
@@ -51,7 +51,7 @@ class HookBook(JobBook):
 
 def tell(tx: Tx, events: Sequence[EngineEvent], rules: Rules, at: Stamp) -> list[Task]:
     """Store hooks for those of the events that a namespace has a handler for. Returns their tasks."""
-    wanted = [to_hook(event, uuid4().hex) for event in events if handler_of(event) in rules.registered]
+    wanted = [to_hook(event, new_id()) for event in events if handler_of(event) in rules.registered]
     if not wanted:
         return []
     numbers = dialect.draw_numbers(tx, len(wanted))
