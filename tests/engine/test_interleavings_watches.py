@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 
 from stepwell_server.domain.values.asked import NOT_ASKED
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import MINUTE
 from stepwell_server.domain.workflows.instances import Head, Instance, InstanceStatus, NewInstance
-from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
+from stepwell_server.engine.workflows.watches import Watcher
 from tests.support.faults.forcing import held_before_commit
 from tests.support.patience import PATIENCE
 from tests.support.replicas.runs import BEGIN, FINISH, SUSPEND, Engine, background, done, opens, sleeps, until
@@ -166,7 +167,7 @@ async def test_a_watcher_that_has_no_room_costs_a_number_for_each_instance(
 
         reading = engine.watches.read(list(told))
         seen = [await anext(reading)]
-        assert sum(payload_bytes) <= MESSAGE_BYTES
+        assert sum(payload_bytes) <= PART_BYTES
         seen += [one async for one in reading]
 
     assert [one.key.instance_id for one in seen] == names
@@ -183,7 +184,7 @@ async def test_steps_that_changed_are_read_as_many_as_a_message_holds(engine: En
 
     reading = engine.instances.changed_steps(instance, 0)
     seen = [await anext(reading)]
-    assert sum(payload_bytes) <= MESSAGE_BYTES
+    assert sum(payload_bytes) <= PART_BYTES
     seen += [step async for step in reading]
 
     assert [step.name for step in seen] == names

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.pages import in_parts
 from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.domain.workflows.instances import Head, Instance
@@ -16,7 +17,6 @@ from stepwell_server.engine.spine.waits import Waits
 from stepwell_server.storage.database.database import READ, Database
 from stepwell_server.storage.workflows import instances as workflows
 
-MESSAGE_BYTES = 3 * 1024 * 1024
 """How much that users have made is read at once, to be sent in one message."""
 PAUSE = 0.5
 """Seconds before the database is asked again after it did not answer."""
@@ -142,7 +142,7 @@ class Watches:
             return
         sizes = await self._db.run_tx(partial(workflows.sizes, ids=instance_ids), READ)
         ordered = {one: sizes[one] for one in instance_ids if one in sizes}
-        for part in in_parts(ordered, MESSAGE_BYTES):
+        for part in in_parts(ordered, PART_BYTES):
             found = await self._db.run_tx(partial(workflows.get_many, ids=part), READ)
             for one in part:
                 if one in found:
