@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from stepwell_server.domain.spine.executions import load_open
 from stepwell_server.domain.spine.frames import Body, Frame, FrameAnswer, News
@@ -129,6 +130,7 @@ class TicketKind(Kind):
     """Tickets as a kind of the spine."""
 
     kind = TaskKind.WORKFLOW
+    defaults: ClassVar[Mapping[str, Any]] = {"color": "white", "seats": 1}
     charged: set[tuple[int, int, str]] = field(default_factory=set)
     """Executions that were counted because their holder was lost: the task, the fence that is over, and the step."""
 

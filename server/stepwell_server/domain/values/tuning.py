@@ -46,6 +46,9 @@ class Tuning:
 
     # loops
     sweep_interval: float = 5.0
+    gone_after: float = 60.0
+    """Time in touch with the database before a replica decides that a worker has gone. After a start or an outage all
+    workers are on their way back."""
     prune_interval: float = 600.0
     prune_batch: int = 1000
     wake_spacing: float = 0.05
