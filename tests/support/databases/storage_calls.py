@@ -23,7 +23,7 @@ from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.jobs import Execution, JobStatus
 from stepwell_server.domain.spine.leases import LeaseTimes, Owner
 from stepwell_server.domain.spine.tasks import NewTask, Task
-from stepwell_server.domain.values.asked import Asked
+from stepwell_server.domain.values.asked import Asked, RequestKey
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.workflows.instances import (
     Event,
@@ -80,6 +80,7 @@ _INSTANCE: Any = SimpleNamespace(id=IDS[0], run_number=0)
 _STEP = Step("step1", StepType.DO, StepStatus.COMPLETED, 1, 1, 1, 1)
 _EVENT = Event(FAR, "paid", Payload("{}"), 1)
 _ASKED = Asked("anybody", "Do", "r1", sha256(b"").digest())
+_REQUESTS = [RequestKey("default", "anybody", "Do", f"r{number}") for number in range(FEW)]
 _TARGET = Target("default", "note", "https://example.com", (), 1, 1)
 _DEFINITION = Definition.of({}, {})
 _SESSION = Session("s1", "default", "w1", "sdk", "", {ORDER: _DEFINITION.hash})
@@ -159,9 +160,11 @@ CALLS: dict[Callable[..., Any], Call] = {
     namespaces.lock: lambda tx: namespaces.lock(tx, "default"),
     namespaces.save: lambda tx: namespaces.save(tx, NamespaceSpec("default")),
     requests.delete_expired: lambda tx: requests.delete_expired(tx, FEW),
+    requests.known: lambda tx: requests.known(tx, _REQUESTS),
     requests.once: lambda tx: requests.once(tx, "default", _ASKED, lambda: 1, dump=int, load=int),
     requests.recall: lambda tx: requests.recall(tx, "default", _ASKED),
     requests.remember: lambda tx: requests.remember(tx, "default", _ASKED, 1),
+    requests.store: lambda tx: requests.store(tx, dict.fromkeys(_REQUESTS, 1)),
     runs.all_steps: lambda tx: runs.all_steps(tx, RUNS),
     runs.changed_by_themselves: lambda tx: runs.changed_by_themselves(tx, RUNS),
     runs.deliver: lambda tx: runs.deliver(tx, [(run, Event(1, "paid", None, 1, 1, "s")) for run in RUNS]),
