@@ -195,6 +195,11 @@ class ScheduleMany(HotCall):
         """Itself: its keys are its own."""
         return id(self)
 
+    @property
+    def weight(self) -> int:
+        """One for each task."""
+        return len(self.new)
+
     def decide(self, group: Group) -> Later:
         """Add the tasks. Those whose keys had tasks before are refused in their places."""
         keys = [(one.handler, one.key) for one in self.new]

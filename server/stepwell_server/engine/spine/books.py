@@ -56,6 +56,11 @@ class HotCall:
         return _SMALL
 
     @property
+    def weight(self) -> int:
+        """How many items it brings."""
+        return 1
+
+    @property
     def request(self) -> RequestKey | None:
         """Its request, if its reply is stored: then it is decided once, and a repetition is answered with that."""
         return None

@@ -36,7 +36,7 @@ from stepwell_server.engine.spine.timings import Stage, Timings, Way
 from stepwell_server.storage.database.database import Database, LostRace, TxOptions
 
 SHARE = 10
-"""Calls of each namespace in a group while several send: whoever comes then waits for a small one."""
+"""Items of each namespace in a group while several send: whoever comes then waits for a small one."""
 SHARE_BYTES = 8 * 1024
 """Of a call, for which it counts as one more."""
 PATIENCE = 3
@@ -113,17 +113,21 @@ class Committer:
         """The next calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
         group: list[Waiting] = []
         behind: list[Waiting] = []
-        size, share, taken = 0, self._share(), Counter[str]()
-        while self._inbox and len(group) < self.tuning.group_calls and (not group or size < self.tuning.group_bytes):
+        tuning, share, taken, spent = self.tuning, self._share(), Counter[str](), set[str]()
+        size, room = 0, tuning.group_items
+        while self._inbox.turn_to_others(spent) and len(group) < tuning.group_calls and size < tuning.group_bytes:
+            if group and self._inbox.next.call.weight > room:
+                break
             waiting = self._inbox.take()
             if waiting.call.entity in self._slow:
                 behind.append(waiting)
                 continue
             group.append(waiting)
             size += waiting.call.size
-            taken[waiting.sender.namespace] += 1 + waiting.call.size // SHARE_BYTES
-            if taken[waiting.sender.namespace] >= share:  # as all others have, or they have no more
-                break
+            room -= waiting.call.weight
+            taken[waiting.sender.namespace] += waiting.call.weight + waiting.call.size // SHARE_BYTES
+            if taken[waiting.sender.namespace] >= share:
+                spent.add(waiting.sender.namespace)
         self._inbox.put_back(behind)
         return group
 
@@ -132,7 +136,7 @@ class Committer:
         now = asyncio.get_running_loop().time()
         if self._inbox.is_shared:
             self._shared_until = now + self.tuning.shared_for
-        return SHARE if now < self._shared_until else self.tuning.group_calls
+        return SHARE if now < self._shared_until else self.tuning.group_items
 
     async def _commit(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""
