@@ -301,7 +301,8 @@ class _Stream:
         self._filled_at = now
         self._tokens -= count
         if self._tokens < 0:
-            await asyncio.sleep(TOO_FAST)  # another stream would only begin anew
+            with current.get().waiting():
+                await asyncio.sleep(TOO_FAST)  # another stream would only begin anew
             raise FrameRate(
                 f"more than {FRAMES_PER_SECOND} frames a second", limit=FRAMES_PER_SECOND, retry_after=TOO_FAST
             )
@@ -320,7 +321,9 @@ class _Stream:
 
         While the worker does not read what it is sent, nothing of what it says is taken in.
         """
-        await self.connection.outbox.room()
+        if self.connection.outbox.is_full:
+            with current.get().waiting():
+                await self.connection.outbox.room()
         if not incoming:
             await self._spend(1)  # a message with nothing in it has a price as well
         reports: dict[Held, list[Frame]] = {}
