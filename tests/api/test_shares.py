@@ -17,7 +17,8 @@ from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from stepwell_server.api.edge.access import Caller, Principal
-from stepwell_server.api.edge.shares import MOMENT, SHARED_FOR, Shares, Turn
+from stepwell_server.api.edge.shares import MOMENT, Shares, Turn
+from stepwell_server.engine.spine.sharing import SHARED_FOR
 from stepwell_server.engine.workflows.instances import Instances
 from stepwell_server.policy import AllowAll
 from tests.support.patience import PATIENCE

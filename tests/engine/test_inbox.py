@@ -18,6 +18,7 @@ from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
 from stepwell_server.engine.spine.kinds import Kinds
+from stepwell_server.engine.spine.sharing import SHARED_FOR, Sharing
 
 LOUD, QUIET, OTHER = Sender("a", "loud"), Sender("a", "quiet"), Sender("b", "other")
 
@@ -149,10 +150,10 @@ async def test_a_group_has_calls_of_every_sender_that_waits() -> None:
     assert {one.sender for one in group} == {LOUD, QUIET, OTHER, SERVER}
 
 
-async def test_groups_are_small_while_namespaces_share_them_and_large_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    committer = Committer(None, Kinds.of(), Rules(), lambda committed: None)  # type: ignore[arg-type]
+async def test_groups_are_small_while_namespaces_share_them_and_large_otherwise() -> None:
+    now = 0.0
+    sharing = Sharing(lambda: now)
+    committer = Committer(None, Kinds.of(), Rules(), lambda committed: None, sharing=sharing)  # type: ignore[arg-type]
     for number in range(3000):
         committer.enqueue(Numbered(number), LOUD)
     assert len(committer._next_group()) == committers.GROUP_CALLS
@@ -162,9 +163,7 @@ async def test_groups_are_small_while_namespaces_share_them_and_large_otherwise(
     assert (shared.count(LOUD), shared.count(OTHER)) == (committers.SHARE, 1)
     assert len(committer._next_group()) == committers.SHARE, "it may send again in a moment"
 
-    monkeypatch.setattr(committers, "SHARED_FOR", 0.0)
-    committer.enqueue(Numbered(2), OTHER)
-    committer._next_group()
+    now += SHARED_FOR
     assert len(committer._next_group()) == committers.GROUP_CALLS
 
 

@@ -9,7 +9,6 @@ the database and not for it: then each has more in work, twice as many every mom
 from __future__ import annotations
 
 import asyncio
-import math
 import sys
 import time
 from collections import deque
@@ -17,8 +16,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-SHARED_FOR = 0.1
-"""Seconds after a message of another principal for which the server is taken to be shared."""
+from stepwell_server.engine.spine.sharing import Sharing
+
 MOMENT = 0.02
 """Seconds after which the limit is looked at again."""
 BUSY = 0.8
@@ -78,8 +77,7 @@ class Shares:
         self._clock = clock
         self._worked = worked
         self._lines: dict[str, _Line] = {}
-        self._newest = ""
-        self._shared_until = -math.inf
+        self._sharing = Sharing(clock)
         self._limit = 1
         self._looked_at = clock()
         self._worked_by_then = worked()
@@ -87,13 +85,10 @@ class Shares:
 
     async def take(self, name: str) -> None:
         """Wait until one more message of the principal may be worked on. They begin in the order in which they came."""
-        now = self._clock()
-        if name != self._newest:
-            self._shared_until = now + SHARED_FOR if self._newest else now
-            self._newest = name
+        self._sharing.note(name)
         line = self._lines.setdefault(name, _Line())
-        self._let_in(line, now)
-        if not line.waiting and self._has_room(line, now):
+        self._let_in(line)
+        if not line.waiting and self._has_room(line):
             line.in_work += 1
             return
         line.waiting.append(turn := asyncio.get_running_loop().create_future())
@@ -112,24 +107,25 @@ class Shares:
         """Count a message out. The next one begins."""
         line = self._lines[name]
         line.in_work -= 1
-        self._let_in(line, self._clock())
+        self._let_in(line)
         if not line.in_work:
             del self._lines[name]
 
-    def _let_in(self, line: _Line, now: float) -> None:
+    def _let_in(self, line: _Line) -> None:
         """Begin with those that wait, as far as there is room."""
-        self._look(now)
-        while line.waiting and self._has_room(line, now):
+        self._look()
+        while line.waiting and self._has_room(line):
             turn = line.waiting.popleft()
             if not turn.done():
                 turn.set_result(None)
                 line.in_work += 1
 
-    def _has_room(self, line: _Line, now: float) -> bool:
-        return now >= self._shared_until or line.in_work < self._limit
+    def _has_room(self, line: _Line) -> bool:
+        return line.in_work < self._limit or not self._sharing.is_shared
 
-    def _look(self, now: float) -> None:
+    def _look(self) -> None:
         """See whether the processor had rest of late."""
+        now = self._clock()
         passed = now - self._looked_at
         if passed < MOMENT:
             return
@@ -140,4 +136,4 @@ class Shares:
             self._limit *= 2
         elif not had_rest:
             self._limit = max(1, self._limit // 2)
-        sys.setswitchinterval(self._patience if had_rest or now >= self._shared_until else SWITCH)
+        sys.setswitchinterval(SWITCH if self._sharing.is_shared and not had_rest else self._patience)

@@ -31,6 +31,7 @@ from stepwell_server.engine.spine.books import HotCall, Undecided
 from stepwell_server.engine.spine.group import GroupResult, run_group
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
 from stepwell_server.engine.spine.kinds import Committed, Kinds
+from stepwell_server.engine.spine.sharing import Sharing
 from stepwell_server.engine.spine.timings import Stage, Timings, Way
 from stepwell_server.storage.database.database import Database, TxOptions
 
@@ -39,8 +40,6 @@ SHARE = 10
 """Calls of each namespace in a group while several send: whoever comes then waits for a small one."""
 SHARE_BYTES = 8 * 1024
 """Of a call, for which it counts as one more."""
-SHARED_FOR = 1.0
-"""Seconds for which they are taken to do so."""
 GROUP_BYTES = 4 * 1024 * 1024
 PATIENCE = 3
 """Groups that a call waits out before it takes the slow lane."""
@@ -66,9 +65,9 @@ class Committer:
     mark: Callable[[], int] = int
     """What the wake bus has noted, to be asked before a transaction begins."""
     timings: Timings = field(default_factory=Timings)
+    sharing: Sharing = field(default_factory=Sharing)
+    """Whether several namespaces send: then groups are small, whoever waits."""
     _inbox: Inbox = field(default_factory=Inbox)
-    _shared_until: float = 0.0
-    """Until then groups are small, whoever sends."""
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _slow: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
     """Calls on the slow lane, by their entity."""
@@ -83,6 +82,8 @@ class Committer:
         """Take the call in, after all that its sender sent before. The future brings its answer or its refusal."""
         waiting = Waiting(call, sender, asyncio.get_running_loop().create_future())
         self._inbox.put(waiting)
+        if sender.namespace != SERVER.namespace:
+            self.sharing.note(sender.namespace)
         self._arrived.set()
         return waiting.answer
 
@@ -112,7 +113,8 @@ class Committer:
         """The next calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
         group: list[Waiting] = []
         behind: list[Waiting] = []
-        size, share, taken = 0, self._share(), Counter[str]()
+        size, taken = 0, Counter[str]()
+        share = SHARE if self.sharing.is_shared else GROUP_CALLS
         while self._inbox and len(group) < GROUP_CALLS and (not group or size < GROUP_BYTES):
             waiting = self._inbox.take()
             if waiting.call.entity in self._slow:
@@ -125,13 +127,6 @@ class Committer:
                 break
         self._inbox.put_back(behind)
         return group
-
-    def _share(self) -> int:
-        """How much of a group one namespace may have: little while several send, so that each has its turn soon."""
-        now = asyncio.get_running_loop().time()
-        if self._inbox.is_shared:
-            self._shared_until = now + SHARED_FOR
-        return SHARE if now < self._shared_until else GROUP_CALLS
 
     async def _commit(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""

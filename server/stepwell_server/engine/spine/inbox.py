@@ -93,11 +93,6 @@ class Inbox(_Load):
     def __len__(self) -> int:
         return self.count
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether calls of several namespaces wait here, those of the server itself apart."""
-        return len(self.tenants) - (SERVER.namespace in self.tenants) > 1
-
     def put(self, waiting: Waiting) -> None:
         """Take a call in. Raises `ServerBusy` if there is no room and its sender is the one that has most in here."""
         self._line_for(waiting).calls.append(waiting)
