@@ -116,7 +116,7 @@ class Pipeline(aio.ServerInterceptor):
     async def _request(self, handler: Handler, raw: AsyncIterator[bytes], call: Call) -> Any:
         if handler.request_streaming:
             _permit(call, "")
-            return _parsed_stream(self._parser, handler, raw, call)
+            return _parsed_stream(self._parser, handler, raw, call.turn)
         raw_message = await self._messages.read(call)
         await call.turn.take()
         message = await self._parser.parse(handler.request_deserializer, raw_message)
@@ -131,7 +131,7 @@ def _permit(call: Call, namespace: str) -> None:
 
 
 async def _parsed_stream(
-    parser: Parser, handler: Handler, raw: AsyncIterator[bytes], call: Call
+    parser: Parser, handler: Handler, raw: AsyncIterator[bytes], turn: Turn
 ) -> AsyncIterator[Message]:
     """Messages of a stream. Their servicer checks them part by part: one bad frame is refused, and the rest counts.
 
@@ -139,9 +139,9 @@ async def _parsed_stream(
     """
     try:
         async for item in raw:
-            await call.turn.take()
+            await turn.take()
             yield await parser.decode(handler.request_deserializer, item)
-            call.turn.drop()
+            turn.drop()
     except aio.BaseError as error:  # gRPC has ended the stream, because its server stops
         log.debug("stream_cut", error=type(error).__name__)
 
