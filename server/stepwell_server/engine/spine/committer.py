@@ -121,8 +121,8 @@ class Committer:
                 behind.append(waiting)
                 continue
             group.append(waiting)
-            size += waiting.call.size
-            taken[waiting.sender.namespace] += 1 + waiting.call.size // SHARE_BYTES
+            size += waiting.size
+            taken[waiting.sender.namespace] += 1 + waiting.size // SHARE_BYTES
             if taken[waiting.sender.namespace] >= share:  # as all others have, or they have no more
                 break
         self._inbox.put_back(behind)

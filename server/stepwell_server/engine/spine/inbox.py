@@ -41,6 +41,11 @@ class Waiting:
     answer: asyncio.Future[Any]
     passed_over: int = 0
     arrived: float = field(default_factory=perf_counter)
+    size: int = 0
+    """About how many bytes the call brings: it is asked for often, and looks through all of them."""
+
+    def __post_init__(self) -> None:
+        self.size = self.call.size
 
     def settle(self, answer: Any) -> None:
         """Give the answer or the refusal, if anybody still waits for it. What was committed stays committed."""
@@ -136,12 +141,12 @@ class Inbox(_Load):
             line = tenant.lines[name] = _Line(name)
             tenant.turns.append(line)
         for load in (self, tenant, line):
-            load.add(1, waiting.call.size)
+            load.add(1, waiting.size)
         return line
 
     def _count_out(self, tenant: _Tenant, line: _Line, waiting: Waiting) -> None:
         for load in (self, tenant, line):
-            load.add(-1, -waiting.call.size)
+            load.add(-1, -waiting.size)
         if not line.count:
             del tenant.lines[line.name]
         if not tenant.count:
