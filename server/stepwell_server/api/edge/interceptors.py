@@ -117,10 +117,14 @@ class Pipeline(aio.ServerInterceptor):
         if handler.request_streaming:
             _permit(call, "")
             return _parsed_stream(self._parser, handler, raw, call.turn)
-        raw_message = await self._messages.read(call)
-        await call.turn.take()
-        message = await self._parser.parse(handler.request_deserializer, raw_message)
+        message = await self._parser.parse(handler.request_deserializer, await self._only_message(call))
         _permit(call, _namespace(call.method, message))
+        return message
+
+    async def _only_message(self, call: Call) -> bytes:
+        """The message of a call that has one, once it is its turn."""
+        message = await self._messages.read(call)
+        await call.turn.take()
         return message
 
 
@@ -140,7 +144,10 @@ async def _parsed_stream(
     try:
         async for item in raw:
             await turn.take()
-            yield await parser.decode(handler.request_deserializer, item)
+            message = await parser.decode(handler.request_deserializer, item)
+            del item
+            yield message
+            del message
             turn.drop()
     except aio.BaseError as error:  # gRPC has ended the stream, because its server stops
         log.debug("stream_cut", error=type(error).__name__)
