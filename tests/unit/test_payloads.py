@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
 from typing import Any
 
 import pytest
@@ -212,3 +213,18 @@ def test_every_refusal_names_the_field() -> None:
         with pytest.raises(StepwellError) as caught:
             check(payload, **limits)
         assert caught.value.metadata["field"] == "params"
+
+
+@pytest.mark.parametrize("sign", ["x", "\u00e4", "\U0001f600"])
+def test_the_size_of_a_payload_is_known_without_a_copy_of_it(sign: str) -> None:
+    payload = Payload('"' + sign * 1_000_000 + '"')
+
+    tracemalloc.start()
+    try:
+        size = payload.size
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert size == len(sign.encode()) * 1_000_000 + 2
+    assert most < 600_000
