@@ -18,7 +18,7 @@ from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from stepwell_server.api.edge.access import Caller, Principal
 from stepwell_server.api.edge.shares import MOMENT, Shares, Turn
-from stepwell_server.engine.spine.sharing import SHARED_FOR
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.workflows.instances import Instances
 from stepwell_server.policy import AllowAll
 from tests.support.patience import PATIENCE
@@ -41,7 +41,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.now = self.worked = 1000.0
-        self.shares = Shares(lambda: self.now, lambda: self.worked)
+        self.shares = Shares(DEFAULT, lambda: self.now, lambda: self.worked)
         self.begun: list[str] = []
         self.tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -112,7 +112,7 @@ async def test_a_message_of_another_begins_at_once(desk: Desk) -> None:
 async def test_when_the_other_is_gone_all_messages_begin(desk: Desk) -> None:
     turns = await desk.flooded(4)
 
-    desk.pass_by(SHARED_FOR, busy=True)
+    desk.pass_by(DEFAULT.shared_for, busy=True)
     turns["flood.0"].drop()
 
     assert len(await desk.settled()) == 4
@@ -173,8 +173,8 @@ class Busy(Shares):
 
     asked: Counter[str] = Counter()
 
-    def __init__(self) -> None:
-        super().__init__(lambda: 0.0)
+    def __init__(self, tuning: Tuning) -> None:
+        super().__init__(tuning, lambda: 0.0)
 
     async def take(self, name: str) -> None:
         """Count."""

@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, TypeAlias
 
@@ -57,6 +58,7 @@ RUNS = [RunRef(number, 0) for number in IDS]
 ORDER, NOTE = Handler("default", TaskKind.WORKFLOW, "order"), Handler("default", TaskKind.HOOK, "note")
 LONG_AGO, FAR = 1, 2**60
 ANNA = Owner("s1", 1)
+_HISTORY = {TaskKind.WORKFLOW: workflows.refer_to, TaskKind.HOOK: hooks.refer_to}
 
 _KEYS = [InstanceKey("default", "order", f"i{number}") for number in range(1, FEW + 1)]
 _BIRTH = Birth(FAR, births.Wanted(NewInstance(_KEYS[0], Payload("{}"), {"region": "eu"}), "r1", ""), 1)
@@ -65,7 +67,7 @@ _HOOK: Any = SimpleNamespace(id=IDS[0], attempts=1, last_attempt_at=1)
 _INSTANCE: Any = SimpleNamespace(id=IDS[0], run_number=0)
 _STEP = Step("step1", StepType.DO, StepStatus.COMPLETED, 1, 1, 1, 1)
 _EVENT = Event(FAR, "paid", Payload("{}"), 1)
-_ASKED = Asked("anybody", "Do", "r1")
+_ASKED = Asked("anybody", "Do", "r1", sha256(b"").digest())
 _TARGET = Target("default", "note", "https://example.com", (), 1, 1)
 _SESSION = Session("s1", "default", "w1", "sdk", "", (ORDER,))
 
@@ -129,7 +131,7 @@ CALLS: dict[Callable[..., Any], Call] = {
         for labels in ({}, {"region": "eu"}, {"region": "eu", "customer": "c2"})
         for after in (None, [FIRST, FIRST])
     ],
-    names.forget: lambda tx: [names.forget(tx, FAR, 10, after) for after in ([], ["default", "hook", ""])],
+    names.forget: lambda tx: [names.forget(tx, FAR, 10, after, _HISTORY) for after in ([], ["default", "hook", ""])],
     namespaces.get: lambda tx: namespaces.get(tx, "default"),
     namespaces.insert: lambda tx: namespaces.insert(tx, NamespaceSpec("n1")),
     namespaces.list_page: lambda tx: namespaces.list_page(tx, 10, None),

@@ -15,14 +15,17 @@ from typing import Generic, TypeAlias
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from stepwell.backoff import pauses
 from stepwell.calls import AnswerT, ItemT, ResultT
 from stepwell.errors import CallFailed, reason_name
 from stepwell.packing import packed
+from stepwell.tuning import DEFAULT, Tuning
 from stepwell.v1.errors_pb2 import ItemError
 
 Send: TypeAlias = Callable[[Sequence[ItemT], float], Awaitable[Sequence[AnswerT]]]
 """Sends items, each of which carries its request_id, within so many seconds; answers one by one."""
+
+HEAD_START = 0.1
+"""Seconds by which a batch ends before the last of its callers gives up."""
 
 _UNAVAILABLE: int = StatusCode.UNAVAILABLE.value[0]
 _BUSY = frozenset({"SERVER_BUSY", "RATE_LIMITED"})
@@ -47,7 +50,7 @@ class MostItems:
 
 @dataclass(slots=True, eq=False)
 class _Asked(Generic[ItemT, AnswerT]):
-    """An item, who waits for its answer, and until when."""
+    """An item, the future of its answer, and its deadline."""
 
     item: ItemT
     answer: asyncio.Future[AnswerT]
@@ -57,7 +60,7 @@ class _Asked(Generic[ItemT, AnswerT]):
 class Coalescer(Generic[ItemT, AnswerT]):
     """Sends items one batch at a time. A batch that fails fails for each of its callers, and is never mixed anew.
 
-    One that had more items than the server takes goes again, in smaller ones: nothing of it was looked at.
+    A batch that had more items than the server takes goes again, in smaller ones: nothing of it was looked at.
     """
 
     def __init__(self, send: Send[ItemT, AnswerT], most: MostItems) -> None:
@@ -67,7 +70,7 @@ class Coalescer(Generic[ItemT, AnswerT]):
         self._sending: asyncio.Task[None] | None = None
 
     async def submit(self, item: ItemT, seconds: float) -> AnswerT:
-        """Send an item with the next batch and wait for its own answer, for so long at most, whoever else is in it."""
+        """Send an item with the next batch and wait for its own answer, for so long at most, whatever else is in it."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[AnswerT] = loop.create_future()
         asked = _Asked(item, answer, loop.time() + seconds)
@@ -100,6 +103,7 @@ class Coalescer(Generic[ItemT, AnswerT]):
         if not batch:
             return
         left = max(asked.deadline for asked in batch) - asyncio.get_running_loop().time()
+        left -= min(HEAD_START, left / 10)  # else the callers give up first, and are not told why there was no answer
         try:
             results = await self._send([asked.item for asked in batch], left)
             for asked, result in zip(batch, results, strict=True):
@@ -118,20 +122,22 @@ class Coalescer(Generic[ItemT, AnswerT]):
                     asked.answer.set_exception(error)
 
     def _take(self) -> list[_Asked[ItemT, AnswerT]]:
-        """As many as may go together, without those that nobody waits for any more."""
+        """As many as may go together, without those whose callers have gone."""
         first = next(packed(self._queue, lambda asked: _size(asked.item), self._most.number), [])
         batch = [self._queue.popleft() for _ in first]
         return [asked for asked in batch if not asked.answer.done()]
 
 
-async def until_available(send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float) -> list[ResultT]:
+async def until_available(
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, tuning: Tuning = DEFAULT
+) -> list[ResultT]:
     """Send items, and again those whose own answer is that the server cannot now, until the time is over.
 
     So does the channel with a call that is answered so as a whole. The caller cannot: it would be another request_id.
     """
     deadline = asyncio.get_running_loop().time() + seconds
     results = list(await send(items, seconds))
-    for pause in pauses():
+    for pause in tuning.pauses():
         again = [at for at, result in enumerate(results) if _is_passing(result.error)]
         left = deadline - asyncio.get_running_loop().time() - pause
         if not again or left <= 0:
@@ -143,14 +149,14 @@ async def until_available(send: Send[ItemT, ResultT], items: Sequence[ItemT], se
 
 
 async def in_batches(
-    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, most: MostItems
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, most: MostItems, tuning: Tuning = DEFAULT
 ) -> list[ResultT]:
     """Send items in as few batches as their number and bytes allow, one after the other, each within the time."""
     results: list[ResultT] = []
     while len(results) < len(items):
         batch = next(packed(islice(items, len(results), None), _size, most.number))
         try:
-            results += await until_available(send, batch, seconds)
+            results += await until_available(send, batch, seconds, tuning)
         except CallFailed as failure:
             if not most.learns_from(failure, len(batch)):
                 raise

@@ -8,7 +8,7 @@ from stepwell.worker.host import MemoryKey, Work
 
 
 class Cache:
-    """Remembers so much work. What was remembered first is dropped first."""
+    """Remembers so much work. The oldest work is dropped first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -21,7 +21,7 @@ class Cache:
             self._works.popitem(last=False)[1].drop()
 
     def take(self, key: MemoryKey) -> Work | None:
-        """What was remembered, which it is no longer."""
+        """Take remembered work out."""
         return self._works.pop(key, None)
 
     def clear(self) -> None:

@@ -1,9 +1,9 @@
 """Shares: how many messages of one principal are in work at once while others send as well.
 
-The loop and its threads serve whatever is there in the order in which it came: who has a hundred messages in work has
-a hundred turns for each turn of another. So while several principals send and the processor has no rest, each has one
-message in work, and its other messages wait before they are parsed. As long as the processor rests, messages wait for
-the database and not for it: then each has more in work, twice as many every moment.
+The loop and its threads serve messages in the order in which they come. So a principal with a hundred messages in work
+gets a hundred turns for one turn of another. While several principals send and the processor has no rest, each has one
+message in work, and its other messages wait before they are parsed. While the processor has rest, messages in work wait
+for the database and not for the processor. Then the limit doubles every moment.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.sharing import Sharing
 
 MOMENT = 0.02
-"""Seconds after which the limit is looked at again."""
+"""Seconds between two looks at the processor."""
 BUSY = 0.8
-"""Of the time, for which a process is at work that has no rest: only one of its threads at a time runs Python."""
+"""Part of the time. A process that works for longer has no rest: only one thread at a time runs Python."""
 SWITCH = 0.0002
-"""Seconds after which a thread leaves the interpreter to another, while the server is shared and has no rest. A
-transaction that is in the way of all asks for it a dozen times. At other times it costs more than it brings."""
+"""Seconds after which a thread gives the interpreter to another, while the server is shared and has no rest. A
+transaction asks for the interpreter a dozen times. At other times such a short wait costs more than it brings."""
 
 
 @dataclass(slots=True)
@@ -36,7 +37,7 @@ class _Line:
 
 
 class Turn:
-    """The turn of a call: one message of it after the other takes it. Without shares, nobody counts it."""
+    """The turn of a call, for one message after the other. Without shares, it is not counted."""
 
     def __init__(self, shares: Shares | None = None, name: str = "") -> None:
         self._shares = shares
@@ -44,20 +45,20 @@ class Turn:
         self._holds: Shares | None = None
 
     async def take(self) -> None:
-        """Wait until a message may be worked on."""
+        """Wait until the next message may begin."""
         if self._shares is not None:
             await self._shares.take(self._name)
             self._holds = self._shares
 
     def drop(self) -> None:
-        """The message is done, if there was one."""
+        """End the turn of the message, if there is one."""
         holds, self._holds = self._holds, None
         if holds is not None:
             holds.drop(self._name)
 
     @contextmanager
     def rest(self) -> Iterator[None]:
-        """Leave the turn to others, while the message waits for something that takes no work."""
+        """Leave the turn to others while the message only waits."""
         holds = self._holds
         self.drop()
         try:
@@ -69,22 +70,25 @@ class Turn:
 
 
 class Shares:
-    """Counts the messages in work. What it costs while only one principal sends is that counting."""
+    """Counts the messages in work. A principal that is alone pays for the counting only."""
 
     def __init__(
-        self, clock: Callable[[], float] = time.monotonic, worked: Callable[[], float] = time.process_time
+        self,
+        tuning: Tuning = DEFAULT,
+        clock: Callable[[], float] = time.monotonic,
+        worked: Callable[[], float] = time.process_time,
     ) -> None:
         self._clock = clock
         self._worked = worked
         self._lines: dict[str, _Line] = {}
-        self._sharing = Sharing(clock)
+        self._sharing = Sharing(tuning.shared_for, clock)
         self._limit = 1
         self._looked_at = clock()
         self._worked_by_then = worked()
         self._patience = sys.getswitchinterval()
 
     async def take(self, name: str) -> None:
-        """Wait until one more message of the principal may be worked on. They begin in the order in which they came."""
+        """Wait until one more message of the principal may begin. Messages begin in the order in which they came."""
         self._sharing.note(name)
         line = self._lines.setdefault(name, _Line())
         self._let_in(line)
@@ -100,7 +104,7 @@ class Shares:
             raise
 
     def go_on(self, name: str) -> None:
-        """Count a message in that was in work before."""
+        """Count a message again that has rested."""
         self._lines.setdefault(name, _Line()).in_work += 1
 
     def drop(self, name: str) -> None:
@@ -112,7 +116,7 @@ class Shares:
             del self._lines[name]
 
     def _let_in(self, line: _Line) -> None:
-        """Begin with those that wait, as far as there is room."""
+        """Begin waiting messages, as far as there is room."""
         self._look()
         while line.waiting and self._has_room(line):
             turn = line.waiting.popleft()
@@ -124,7 +128,7 @@ class Shares:
         return line.in_work < self._limit or not self._sharing.is_shared
 
     def _look(self) -> None:
-        """See whether the processor had rest of late."""
+        """See whether the processor had rest, and set limit and switch interval."""
         now = self._clock()
         passed = now - self._looked_at
         if passed < MOMENT:

@@ -27,6 +27,7 @@ from stepwell_server.domain.values.errors import (
     ShuttingDown,
     StepwellError,
 )
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.books import HotCall, Undecided
 from stepwell_server.engine.spine.group import GroupResult, run_group
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
@@ -35,12 +36,10 @@ from stepwell_server.engine.spine.sharing import Sharing
 from stepwell_server.engine.spine.timings import Stage, Timings, Way
 from stepwell_server.storage.database.database import Database, TxOptions
 
-GROUP_CALLS = 500
 SHARE = 10
 """Calls of each namespace in a group while several send: whoever comes then waits for a small one."""
 SHARE_BYTES = 8 * 1024
 """Of a call, for which it counts as one more."""
-GROUP_BYTES = 4 * 1024 * 1024
 PATIENCE = 3
 """Groups that a call waits out before it takes the slow lane."""
 SHORTEST_PAUSE = 0.001
@@ -65,14 +64,19 @@ class Committer:
     mark: Callable[[], int] = int
     """What the wake bus has noted, to be asked before a transaction begins."""
     timings: Timings = field(default_factory=Timings)
-    sharing: Sharing = field(default_factory=Sharing)
+    tuning: Tuning = DEFAULT
+    _inbox: Inbox = field(init=False)
+    _sharing: Sharing = field(init=False)
     """Whether several namespaces send: then groups are small, whoever waits."""
-    _inbox: Inbox = field(default_factory=Inbox)
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _slow: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
     """Calls on the slow lane, by their entity."""
     _lane: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One of them at a time: however many rows are locked, waiting for them takes one connection."""
+
+    def __post_init__(self) -> None:
+        self._inbox = Inbox(tuning=self.tuning)
+        self._sharing = Sharing(self.tuning.shared_for)
 
     async def submit(self, call: HotCall, sender: Sender = SERVER) -> Any:
         """Commit the call with others and return its answer, or raise its refusal."""
@@ -83,7 +87,7 @@ class Committer:
         waiting = Waiting(call, sender, asyncio.get_running_loop().create_future())
         self._inbox.put(waiting)
         if sender.namespace != SERVER.namespace:
-            self.sharing.note(sender.namespace)
+            self._sharing.note(sender.namespace)
         self._arrived.set()
         return waiting.answer
 
@@ -114,8 +118,8 @@ class Committer:
         group: list[Waiting] = []
         behind: list[Waiting] = []
         size, taken = 0, Counter[str]()
-        share = SHARE if self.sharing.is_shared else GROUP_CALLS
-        while self._inbox and len(group) < GROUP_CALLS and (not group or size < GROUP_BYTES):
+        share = SHARE if self._sharing.is_shared else self.tuning.group_calls
+        while self._inbox and len(group) < self.tuning.group_calls and (not group or size < self.tuning.group_bytes):
             waiting = self._inbox.take()
             if waiting.call.entity in self._slow:
                 behind.append(waiting)

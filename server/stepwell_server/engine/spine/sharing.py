@@ -1,4 +1,4 @@
-"""Sharing: whether several send at about the same time, so that each feels what another one does."""
+"""Sharing: whether several senders are at work at about the same time, so that one slows the others."""
 
 from __future__ import annotations
 
@@ -7,27 +7,26 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
-SHARED_FOR = 0.1
-"""Seconds after another one has sent, for which several are taken to do so."""
-
 
 @dataclass(slots=True)
 class Sharing:
-    """Remembers who sent last."""
+    """Remembers the last sender."""
 
+    shared_for: float
+    """Seconds for which several senders count as being at work, after one sent behind another."""
     clock: Callable[[], float] = time.monotonic
     _newest: str = ""
     _until: float = -math.inf
 
     @property
     def is_shared(self) -> bool:
-        """Whether several send."""
+        """Whether several senders are at work."""
         return self.clock() < self._until
 
     def note(self, name: str) -> None:
-        """Somebody sends, known by a name."""
+        """Note a message of a sender."""
         if name == self._newest:
             return
         if self._newest:
-            self._until = self.clock() + SHARED_FOR
+            self._until = self.clock() + self.shared_for
         self._newest = name

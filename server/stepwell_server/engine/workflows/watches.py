@@ -10,6 +10,7 @@ from functools import partial
 
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.pages import in_parts
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.domain.workflows.instances import Head, Instance
 from stepwell_server.engine.spine.waits import Waits
 from stepwell_server.storage.database.database import READ, Database
@@ -62,14 +63,14 @@ class Watcher:
 class Watches:
     """All watchers of a replica. One question to the database covers everybody's instances that may have changed."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, tuning: Tuning = DEFAULT) -> None:
         self._db = db
         self._watchers: dict[int, set[Watcher]] = {}
         self._dirty: set[int] = set()
         self._any_dirty = asyncio.Event()
         self._number = 0
         self._recent: OrderedDict[int | None, int] = OrderedDict()
-        self.waits = Waits()
+        self.waits = Waits(tuning.drain_wait)
 
     def mark(self) -> int:
         """To be taken before an instance is read that shall be followed: what changes from now on is not missed."""
