@@ -15,6 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.sharing import Sharing
@@ -22,10 +23,13 @@ from stepwell_server.engine.spine.sharing import Sharing
 MOMENT = 0.02
 """Seconds between two looks at the processor."""
 BUSY = 0.8
-"""Part of the time. A process that works for longer has no rest: only one thread at a time runs Python."""
+"""Part of the time. A process that works for longer has no rest: only one thread at a time runs Python. A process that
+waits for a processor has none either."""
 SWITCH = 0.0002
 """Seconds after which a thread gives the interpreter to another, while the server is shared and has no rest. A
 transaction asks for the interpreter a dozen times. At other times such a short wait costs more than it brings."""
+
+_WAITED = Path("/proc/self/schedstat")
 
 
 @dataclass(slots=True)
@@ -76,7 +80,7 @@ class Shares:
         self,
         tuning: Tuning = DEFAULT,
         clock: Callable[[], float] = time.monotonic,
-        worked: Callable[[], float] = time.process_time,
+        worked: Callable[[], float] = lambda: time.process_time() + _waited(),
     ) -> None:
         self._clock = clock
         self._worked = worked
@@ -141,3 +145,11 @@ class Shares:
         elif not had_rest:
             self._limit = max(1, self._limit // 2)
         sys.setswitchinterval(SWITCH if self._sharing.is_shared and not had_rest else self._patience)
+
+
+def _waited() -> float:
+    """Count the seconds for which the main thread, which is the loop's, waited for a processor. Linux alone knows."""
+    try:
+        return int(_WAITED.read_text().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return 0.0
