@@ -28,6 +28,7 @@ from stepwell_server.api.edge.interceptors import Pipeline, layers
 from stepwell_server.api.edge.messages import Messages
 from stepwell_server.api.edge.ops import OpsListener
 from stepwell_server.api.edge.parsing import Parser
+from stepwell_server.api.edge.shares import Shares
 from stepwell_server.api.hooks import HookServicer
 from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.server import ServerServicer
@@ -184,6 +185,7 @@ class App:
         self._told: Counter[Fault] = Counter()
         self._hints = open_hints(settings.database_url, tuning)
         self._admission = Admission(_bounds(settings))
+        self._shares = Shares(tuning)
         self._background: dict[str, Callable[[], Awaitable[None]]] = {}
         self._loops: list[asyncio.Task[None]] = []
         self._servers: list[aio.Server] = []
@@ -267,7 +269,8 @@ class App:
         deadline = settings.unary_deadline.total_seconds()
         messages = Messages(settings.message_deadline.total_seconds())
         parser = Parser(settings.limits.to_limits())
-        return Pipeline(layers(self.metrics, self._admission, deadline), policy, messages, parser, self.tuning)
+        around = layers(self.metrics, self._admission, self._shares, deadline)
+        return Pipeline(around, policy, messages, parser, self.tuning)
 
     def _assemble(self, identity: Identity) -> None:
         """The replica, and the use cases that stand on it."""

@@ -61,6 +61,22 @@ def drained(inbox: Inbox) -> list[str]:
     return [one.sender.name for one in inbox.empty()]
 
 
+async def test_the_bytes_of_a_call_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Numbered] = []
+
+    def size(call: Numbered) -> int:
+        counted.append(call)
+        return call.bytes
+
+    monkeypatch.setattr(Numbered, "size", property(size))
+    committer = Committer(None, Kinds.of(), Rules(), lambda committed: None)  # type: ignore[arg-type]
+    committer.enqueue(Numbered(1), LOUD)
+    committer._inbox.put_back(committer._next_group())
+    committer._next_group()
+
+    assert len(counted) == 1
+
+
 async def test_senders_of_a_namespace_take_turns() -> None:
     inbox = filled(*[LOUD] * 4, *[QUIET] * 2)
 

@@ -73,7 +73,8 @@ class WatchStream:
         """Wait for the client to read what it was refused."""
         while len(self.refusals) >= MOST_REFUSALS:
             self.has_room.clear()
-            await self.has_room.wait()
+            with self.call.waiting():
+                await self.has_room.wait()
 
     async def _add(self, targets: Sequence[pb.WatchTarget]) -> None:
         """Follow these: all are read at once."""

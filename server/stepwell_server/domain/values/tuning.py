@@ -28,8 +28,8 @@ class Tuning:
     group_calls: int = 500
     group_items: int = 2000
     group_bytes: int = 4 * 1024 * 1024
-    shared_for: float = 1.0
-    """Time for which groups stay small after calls of several namespaces have met."""
+    shared_for: float = 0.1
+    """Time for which shares stay small after one namespace, or one caller, sent behind another."""
 
     # hand-out and connections
     claim_pause: float = 0.025

@@ -32,6 +32,7 @@ from stepwell_server.engine.spine.books import HotCall, Undecided
 from stepwell_server.engine.spine.group import GroupResult, run_group
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
 from stepwell_server.engine.spine.kinds import Committed, Kinds
+from stepwell_server.engine.spine.sharing import Sharing
 from stepwell_server.engine.spine.timings import Stage, Timings, Way
 from stepwell_server.storage.database.database import Database, LostRace, TxOptions
 
@@ -65,8 +66,8 @@ class Committer:
     timings: Timings = field(default_factory=Timings)
     tuning: Tuning = DEFAULT
     _inbox: Inbox = field(init=False)
-    _shared_until: float = 0.0
-    """Until then groups are small, whoever sends."""
+    _sharing: Sharing = field(init=False)
+    """Whether several namespaces send: then groups are small, whoever waits."""
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _slow: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
     """Calls on the slow lane, by their entity."""
@@ -75,6 +76,7 @@ class Committer:
 
     def __post_init__(self) -> None:
         self._inbox = Inbox(tuning=self.tuning)
+        self._sharing = Sharing(self.tuning.shared_for)
 
     async def submit(self, call: HotCall, sender: Sender = SERVER) -> Any:
         """Commit the call with others and return its answer, or raise its refusal."""
@@ -84,6 +86,8 @@ class Committer:
         """Take the call in, after all that its sender sent before. The future brings its answer or its refusal."""
         waiting = Waiting(call, sender, asyncio.get_running_loop().create_future())
         self._inbox.put(waiting)
+        if sender.namespace != SERVER.namespace:
+            self._sharing.note(sender.namespace)
         self._arrived.set()
         return waiting.answer
 
@@ -113,8 +117,9 @@ class Committer:
         """The next calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
         group: list[Waiting] = []
         behind: list[Waiting] = []
-        tuning, share, taken, spent = self.tuning, self._share(), Counter[str](), set[str]()
+        tuning, taken, spent = self.tuning, Counter[str](), set[str]()
         size, room = 0, tuning.group_items
+        share = SHARE if self._sharing.is_shared else tuning.group_items
         while self._inbox.turn_to_others(spent) and len(group) < tuning.group_calls and size < tuning.group_bytes:
             if group and self._inbox.next.call.weight > room:
                 break
@@ -123,20 +128,13 @@ class Committer:
                 behind.append(waiting)
                 continue
             group.append(waiting)
-            size += waiting.call.size
+            size += waiting.size
             room -= waiting.call.weight
-            taken[waiting.sender.namespace] += waiting.call.weight + waiting.call.size // SHARE_BYTES
+            taken[waiting.sender.namespace] += waiting.call.weight + waiting.size // SHARE_BYTES
             if taken[waiting.sender.namespace] >= share:
                 spent.add(waiting.sender.namespace)
         self._inbox.put_back(behind)
         return group
-
-    def _share(self) -> int:
-        """How much of a group one namespace may have: little while several send, so that each has its turn soon."""
-        now = asyncio.get_running_loop().time()
-        if self._inbox.is_shared:
-            self._shared_until = now + self.tuning.shared_for
-        return SHARE if now < self._shared_until else self.tuning.group_items
 
     async def _commit(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""

@@ -39,6 +39,11 @@ class Waiting:
     answer: asyncio.Future[Any]
     passed_over: int = 0
     arrived: float = field(default_factory=perf_counter)
+    size: int = 0
+    """About how many bytes the call brings: it is asked for often, and looks through all of them."""
+
+    def __post_init__(self) -> None:
+        self.size = self.call.size
 
     def settle(self, answer: Any) -> None:
         """Give the answer or the refusal, if anybody still waits for it. What was committed stays committed."""
@@ -91,11 +96,6 @@ class Inbox(_Load):
 
     def __len__(self) -> int:
         return self.count
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether calls of several namespaces wait here, those of the server itself apart."""
-        return len(self.tenants) - (SERVER.namespace in self.tenants) > 1
 
     def put(self, waiting: Waiting) -> None:
         """Take a call in. Raises `ServerBusy` if there is no room and its sender is the one that has most in here."""
@@ -156,12 +156,12 @@ class Inbox(_Load):
             line = tenant.lines[name] = _Line(name)
             tenant.turns.append(line)
         for load in (self, tenant, line):
-            load.add(waiting.call.weight, waiting.call.size)
+            load.add(waiting.call.weight, waiting.size)
         return line
 
     def _count_out(self, tenant: _Tenant, line: _Line, waiting: Waiting) -> None:
         for load in (self, tenant, line):
-            load.add(-waiting.call.weight, -waiting.call.size)
+            load.add(-waiting.call.weight, -waiting.size)
         if not line.count:
             del tenant.lines[line.name]
         if not tenant.count:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from io import BytesIO
 from typing import Any
 
 import orjson
@@ -167,19 +168,17 @@ def as_rows(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def with_payloads(name: str, items: Iterable[Mapping[str, Any]]) -> dict[str, str | bytes]:
-    """The parameters of `rows` with payloads."""
-    texts: list[bytes] = []
-    given, end = [], 1
+    """The parameters of `rows` with payloads, whose texts are bytes."""
+    texts = BytesIO()  # one is copied while it is added, and then let go
+    given = []
     for item in items:
         row = dict(item)
         for key in PAYLOADS:
             text = row.pop(key, None)
             if text is not None:
-                texts.append(text if isinstance(text, bytes) else text.encode())
-                row |= {f"{key}_at": end, f"{key}_size": len(texts[-1])}
-                end += len(texts[-1])
+                row |= {f"{key}_at": texts.tell() + 1, f"{key}_size": texts.write(text)}
         given.append(row)
-    return {name: as_rows(given), f"{name}_payloads": b"".join(texts)}
+    return {name: as_rows(given), f"{name}_payloads": texts.getvalue()}
 
 
 # ---- lookups

@@ -82,7 +82,10 @@ def store(tx: Tx, replies: Mapping[RequestKey, Any]) -> set[RequestKey]:
 
     It waits for a transaction that answers one of them at this moment.
     """
-    rows = [_key_row(key) | {"body_hash": key.body_hash, "reply": json.dumps(reply)} for key, reply in replies.items()]
+    rows = [
+        _key_row(key) | {"body_hash": key.body_hash, "reply": json.dumps(reply).encode()}
+        for key, reply in replies.items()
+    ]
     stored = tx.execute(_store_sql(dialect.product(tx)), dialect.with_payloads("fresh", rows))
     return replies.keys() - {_key(row) for row in stored}
 
