@@ -15,7 +15,7 @@ from grpc import aio
 
 from stepwell import checks
 from stepwell.calls import AnswerT, Batch, ItemT, ResultT, StubT
-from stepwell.client.batching import Coalescer, MostItems, in_batches, until_available
+from stepwell.client.batching import Coalescer, MostItems, in_batches, is_passing, repeated
 from stepwell.client.channel import open_channel
 from stepwell.client.credentials import Token, authorised
 from stepwell.client.transactions import Transaction
@@ -143,11 +143,15 @@ class Client:
 
     async def submit(self, batch: Batch[ItemT, ResultT], item: ItemT) -> ResultT:
         """The answer to one item, which travels with others that are submitted meanwhile."""
+        deadline = asyncio.get_running_loop().time() + self.timeout
+        result = await self._coalescer(batch).submit(item, self.timeout)
+        if not is_passing(result):
+            return result
 
         async def send(items: Sequence[ItemT], seconds: float) -> list[ResultT]:
             return [await self._coalescer(batch).submit(item, seconds) for item in items]
 
-        (result,) = await until_available(send, [item], self.timeout)
+        (result,) = await repeated(send, [item], [result], deadline)
         return result
 
     async def submit_all(self, batch: Batch[ItemT, ResultT], items: Sequence[ItemT]) -> list[ResultT]:
