@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator, Sequence
 
 from stepwell_server.domain.values.asked import NOT_ASKED
+from stepwell_server.domain.values.errors import DatabaseUnavailable
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import MINUTE
 from stepwell_server.domain.workflows.instances import Head, Instance, InstanceStatus, NewInstance
+from stepwell_server.engine.workflows.reads import Reads
 from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
 from tests.support.forcing import held_before_commit
 from tests.support.patience import PATIENCE
@@ -202,3 +205,50 @@ async def test_what_was_read_newer_than_it_was_told_is_not_told_again(engine: En
 
     assert instance.status is InstanceStatus.QUEUED
     assert not watcher.changed
+
+
+async def test_those_who_wait_at_once_share_a_question_that_begins_after_they_asked(engine: Engine) -> None:
+    """Rule 27: who asks while another's question is in flight may know of a change that it did not see."""
+    names = [f"x{number}" for number in range(4)]
+    numbers = [(await engine.create(name)).id for name in names]
+    asked: list[list[int]] = []
+    gate = asyncio.Event()
+
+    async def read(ids: Sequence[int]) -> AsyncIterator[Instance]:
+        asked.append([*ids])
+        found = [one async for one in engine.watches.read(ids)]
+        await gate.wait()
+        for one in found:
+            yield one
+
+    reads = Reads(read)
+    first = asyncio.create_task(reads.one(numbers[0]))
+    await until(lambda: asked)
+    await engine.pause(names[0])
+    later = [asyncio.create_task(reads.one(number)) for number in (*numbers, 0)]
+    await until(lambda: len(reads._wanted) == len(later))
+    gate.set()
+
+    assert [getattr(one, "status", None) for one in await asyncio.gather(first, *later)] == [
+        InstanceStatus.QUEUED,
+        InstanceStatus.PAUSED,
+        *[InstanceStatus.QUEUED] * 3,
+        None,
+    ]
+    assert asked == [numbers[:1], [*numbers, 0]]
+
+
+async def test_a_question_that_fails_fails_for_those_who_asked_it_and_no_others() -> None:
+    failures = [DatabaseUnavailable("away")]
+
+    async def read(ids: Sequence[int]) -> AsyncIterator[Instance]:
+        if failures:
+            raise failures.pop()
+        return
+        yield
+
+    reads = Reads(read)
+    both = await asyncio.gather(reads.one(1), reads.one(1), return_exceptions=True)
+
+    assert [type(one) for one in both] == [DatabaseUnavailable] * 2 and both[0] is not both[1]
+    assert await reads.one(1) is None

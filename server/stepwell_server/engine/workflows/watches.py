@@ -12,7 +12,8 @@ from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.pages import in_parts
 from stepwell_server.domain.workflows.instances import Head, Instance
 from stepwell_server.engine.spine.waits import Waits
-from stepwell_server.storage.database.database import READ, Database
+from stepwell_server.engine.workflows.reads import Reads
+from stepwell_server.storage.database.database import READ, Database, Tx
 from stepwell_server.storage.workflows import instances as workflows
 
 MESSAGE_BYTES = 3 * 1024 * 1024
@@ -69,6 +70,7 @@ class Watches:
         self._any_dirty = asyncio.Event()
         self._number = 0
         self._recent: OrderedDict[int | None, int] = OrderedDict()
+        self.reads = Reads(self.read)
         self.waits = Waits()
 
     def mark(self) -> int:
@@ -139,10 +141,10 @@ class Watches:
         """These instances as they are now, as many at a time as fit into a message, without those that are gone."""
         if not instance_ids:
             return
-        sizes = await self._db.run_tx(partial(workflows.sizes, ids=instance_ids), READ)
-        ordered = {one: sizes[one] for one in instance_ids if one in sizes}
-        for part in in_parts(ordered, MESSAGE_BYTES):
-            found = await self._db.run_tx(partial(workflows.get_many, ids=part), READ)
+        parts, found = await self._db.run_tx(partial(_read_first, ids=instance_ids), READ)
+        for number, part in enumerate(parts):
+            if number:
+                found = await self._db.run_tx(partial(workflows.get_many, ids=part), READ)
             for one in part:
                 if one in found:
                     yield found.pop(one)
@@ -168,3 +170,10 @@ class Watches:
         if head.revision > max(watcher.known.get(head.id, 0), newest.revision if newest else 0):
             watcher.changed[head.id] = head
             watcher.ready.set()
+
+
+def _read_first(tx: Tx, ids: Sequence[int]) -> tuple[list[list[int]], dict[int, Instance]]:
+    """Which of these instances fit into a message together, and the first of them."""
+    sizes = workflows.sizes(tx, ids)
+    parts = list(in_parts({one: sizes[one] for one in ids if one in sizes}, MESSAGE_BYTES))
+    return parts, workflows.get_many(tx, parts[0]) if parts else {}
