@@ -158,10 +158,12 @@ class Client:
         """The answers to many items, in as few calls as the server's bounds allow."""
         return await in_batches(partial(batch, self), items, self.timeout, self._most)
 
-    def follow(self, workflow: str, instance_id: str, *, steps: bool = False) -> AbstractContextManager[Follower]:
+    def follow(
+        self, workflow: str, instance_id: str, *, steps: bool = False, known_revision: int = 0
+    ) -> AbstractContextManager[Follower]:
         """Follow an instance inside a `with` block, on the stream that all such calls share."""
         self._check_open()
-        return self._watches.follow(workflow, instance_id, steps=steps)
+        return self._watches.follow(workflow, instance_id, steps=steps, known_revision=known_revision)
 
     def _coalescer(self, batch: Batch[ItemT, ResultT]) -> Coalescer[ItemT, ResultT]:
         self._check_open()

@@ -132,7 +132,7 @@ class Instances:
         if instance.status.ended:
             return instance
         watcher, ended = Watcher(), False
-        self.watches.follow(watcher, instance, instance.revision, mark)
+        self.watches.follow(watcher, instance.head, instance.revision, mark)
         try:
             async with self.watches.waits.until(self.watches.waits.ends(longest / SECOND)):
                 while not ended:
