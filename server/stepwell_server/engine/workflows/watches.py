@@ -187,6 +187,8 @@ class Watches:
 
 def _read_first(tx: Tx, ids: Sequence[int]) -> tuple[list[list[int]], dict[int, Instance]]:
     """Which of these instances fit into a message together, and the first of them."""
+    if len(ids) == 1:
+        return [[*ids]], workflows.get_many(tx, ids)
     sizes = workflows.sizes(tx, ids)
     parts = list(in_parts({one: sizes[one] for one in ids if one in sizes}, MESSAGE_BYTES))
     return parts, workflows.get_many(tx, parts[0]) if parts else {}
