@@ -24,10 +24,10 @@ from stepwell_server.storage.database.database import Database
 from stepwell_server.storage.database.payloads import from_text
 from stepwell_server.storage.workflows import instances as stored_workflows
 from stepwell_server.storage.workflows import runs as stored_runs
-from tests.support import templates
+from tests.support.databases import templates
+from tests.support.databases.postgres import PostgresServer
 from tests.support.flaky import Retries
-from tests.support.postgres import PostgresServer
-from tests.support.servers import Served, StartServer, start_in_process
+from tests.support.servers.servers import Served, StartServer, start_in_process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

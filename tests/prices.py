@@ -37,8 +37,8 @@ from stepwell.v1 import workers_pb2, workflows_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from stepwell_server.api.edge.listeners import OPTIONS
-from tests.support import raw
-from tests.support.requests import (
+from tests.support.calls import raw
+from tests.support.calls.requests import (
     LARGEST,
     METHODS,
     SESSION,
@@ -52,7 +52,7 @@ from tests.support.requests import (
     repeated,
     with_payload,
 )
-from tests.support.servers import start_process
+from tests.support.servers.servers import start_process
 
 PAYLOAD = 1024 * 1024
 MOST_STALL = 50.0

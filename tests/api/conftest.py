@@ -8,10 +8,10 @@ from typing import Any, TypeAlias
 import pytest
 
 from stepwell_server.engine.spine.loops import sweep
-from tests.support.flows import Flows
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import Triggers
-from tests.support.workers import HandWorker, close_all
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.workers import HandWorker, close_all
 
 Hire: TypeAlias = Callable[..., Awaitable[HandWorker]]
 

@@ -23,14 +23,14 @@ from stepwell_server.api.edge.access import Caller, Category, PolicyNotFound, Pr
 from stepwell_server.domain.values.errors import Unauthenticated
 from stepwell_server.engine.spine import waits
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows, status_name
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows, status_name
+from tests.support.calls.wakes import Sidecar
 from tests.support.pages import blocks
 from tests.support.patience import PATIENCE
-from tests.support.runs import until
-from tests.support.servers import Served, StartServer
-from tests.support.wakes import Sidecar
-from tests.support.workers import UnaryWorker
+from tests.support.replicas.runs import until
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.workers import UnaryWorker
 
 HERE = "tests.api.test_access"
 

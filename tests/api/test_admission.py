@@ -21,9 +21,9 @@ from stepwell_server.api.edge.admission import DESERTED, Admission, Bounds
 from stepwell_server.app import App, open_database
 from stepwell_server.config import Settings
 from stepwell_server.domain.values.errors import RateLimited, ServerBusy, StepwellError, StreamLimit
-from tests.support.errors import refusal
+from tests.support.calls.errors import refusal
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served, StartServer
+from tests.support.servers.servers import Served, StartServer
 
 POLICY = "tests.api.test_access:ReadersOnly"
 WAIT = "/stepwell.v1.WorkflowService/WaitInstance"

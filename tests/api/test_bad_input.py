@@ -33,12 +33,12 @@ from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from tests.api.conftest import Hire
-from tests.support import raw
-from tests.support.errors import refusal
-from tests.support.flows import Flows
+from tests.support.calls import raw
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers, item
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import Triggers, item
+from tests.support.servers.servers import Served, StartServer
 
 
 @pytest.mark.parametrize(

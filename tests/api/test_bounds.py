@@ -26,9 +26,9 @@ from stepwell_server.domain.values.errors import InvalidRequest
 from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.engine.spine import turns
-from tests.support import raw
-from tests.support.requests import METHODS, Path, full, hello, message, name_of, payloads, repeated, with_payload
-from tests.support.servers import Served
+from tests.support.calls import raw
+from tests.support.calls.requests import METHODS, Path, full, hello, message, name_of, payloads, repeated, with_payload
+from tests.support.servers.servers import Served
 
 LIMITS = Limits()
 PATHS = [(method.input_type, path) for method in METHODS for path in repeated(method.input_type)]

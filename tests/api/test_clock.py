@@ -8,8 +8,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from stepwell.v1 import clock_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
-from tests.support.errors import refusal
-from tests.support.servers import Served, StartServer
+from tests.support.calls.errors import refusal
+from tests.support.servers.servers import Served, StartServer
 
 DAY = 86_400
 

@@ -14,13 +14,13 @@ from stepwell_server.domain.values.times import SECOND
 from stepwell_server.storage.schema import sessions
 from stepwell_server.storage.spine import limits
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows
-from tests.support.frames import finish, raised, returned, sleep, suspend, wait_for
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import Triggers, at, retry
-from tests.support.wakes import HOOK, WORKFLOW, Sidecar
-from tests.support.workers import HandWorker, UnaryWorker
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers, at, retry
+from tests.support.calls.wakes import HOOK, WORKFLOW, Sidecar
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import finish, raised, returned, sleep, suspend, wait_for
+from tests.support.workers.workers import HandWorker, UnaryWorker
 
 NOTE = Handler("default", TaskKind.HOOK, "note")
 

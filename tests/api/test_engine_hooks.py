@@ -11,12 +11,12 @@ import pytest
 from stepwell.v1 import workers_pb2 as pb
 from stepwell_server.storage.database.failpoints import BEFORE_COMMIT
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows
-from tests.support.frames import done, fail, failed, finish, policy, returned, sleep, suspend, wait_for
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import Triggers, at, until_known
-from tests.support.workers import HandWorker, grant
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers, at, until_known
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import done, fail, failed, finish, policy, returned, sleep, suspend, wait_for
+from tests.support.workers.workers import HandWorker, grant
 
 EVENTS = ("workflow.enqueued", "workflow.completed", "workflow.errored", "workflow.terminated")
 

@@ -9,12 +9,12 @@ import pytest
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import BACKOFF_CONSTANT, BACKOFF_LINEAR, RetryPolicy
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows
-from tests.support.frames import raised, returned, seconds, suspend
-from tests.support.servers import Served, start_in_process
-from tests.support.triggers import Triggers, at, item, retry, status_of
-from tests.support.workers import ACK_WINDOW, LEASE, HandWorker, UnaryWorker, age_leases, grant, held
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers, at, item, retry, status_of
+from tests.support.servers.servers import Served, start_in_process
+from tests.support.workers.frames import raised, returned, seconds, suspend
+from tests.support.workers.workers import ACK_WINDOW, LEASE, HandWorker, UnaryWorker, age_leases, grant, held
 
 DAY = 86_400.0
 TIMEOUT = 600

@@ -10,11 +10,11 @@ from stepwell.errors import CallFailed
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.errors_pb2 import ERROR_REASON_HANDLER_LIMIT
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import Triggers, at, item, retry, status_of
-from tests.support.workers import UnaryWorker
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers, at, item, retry, status_of
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.workers import UnaryWorker
 
 DAY = 86_400.0
 

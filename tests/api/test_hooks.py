@@ -16,11 +16,11 @@ from stepwell_server.storage.database.payloads import failure_from, failure_row
 from stepwell_server.storage.hooks import hooks as stored_hooks
 from stepwell_server.storage.schema import hooks
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.frames import raised, returned, seconds
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import Triggers, at, item, outcome_of, retry, status_of
-from tests.support.workers import grant
+from tests.support.calls.errors import refusal
+from tests.support.calls.triggers import Triggers, at, item, outcome_of, retry, status_of
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import raised, returned, seconds
+from tests.support.workers.workers import grant
 
 DAY = 86_400.0
 

@@ -7,11 +7,11 @@ import asyncio
 import pytest
 
 from tests.api.conftest import Hire
-from tests.support.frames import returned
-from tests.support.servers import StartServer
-from tests.support.statements import counted
-from tests.support.triggers import Triggers, item
-from tests.support.wakes import Sidecar, until_settled, waits
+from tests.support.calls.triggers import Triggers, item
+from tests.support.calls.wakes import Sidecar, until_settled, waits
+from tests.support.databases.statements import counted
+from tests.support.servers.servers import StartServer
+from tests.support.workers.frames import returned
 
 DAY = 86_400.0
 ROUNDS = 24

@@ -10,11 +10,11 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from stepwell.v1 import workflows_pb2 as pb
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows
-from tests.support.frames import begin, done, fail, finish, opening, suspend, wait_for
-from tests.support.servers import Served
-from tests.support.workers import HandWorker, grant
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
+from tests.support.servers.servers import Served
+from tests.support.workers.frames import begin, done, fail, finish, opening, suspend, wait_for
+from tests.support.workers.workers import HandWorker, grant
 
 MESSAGE = 4 * 1024 * 1024
 

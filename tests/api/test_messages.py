@@ -13,11 +13,11 @@ from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
-from tests.support import raw
-from tests.support.errors import refusal
-from tests.support.http2 import connected
-from tests.support.runs import until
-from tests.support.servers import Served, StartServer, start_process
+from tests.support.calls import raw
+from tests.support.calls.errors import refusal
+from tests.support.calls.http2 import connected
+from tests.support.replicas.runs import until
+from tests.support.servers.servers import Served, StartServer, start_process
 
 CHECK = "/grpc.health.v1.Health/Check"
 WATCH = "/grpc.health.v1.Health/Watch"

@@ -22,14 +22,14 @@ from stepwell_server.storage.database.database import LostRace
 from stepwell_server.storage.schema import lease_clock
 from stepwell_server.telemetry import Metrics
 from tests.api.conftest import Hire
-from tests.support.flows import Flows
-from tests.support.frames import finish, returned
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers
+from tests.support.databases.postgres import PostgresServer
 from tests.support.pages import ROOT
 from tests.support.patience import PATIENCE
-from tests.support.postgres import PostgresServer
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import Triggers
-from tests.support.workers import ACK_WINDOW, age_leases, grant
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import finish, returned
+from tests.support.workers.workers import ACK_WINDOW, age_leases, grant
 
 WAYS = ("hot", "slow")
 STAGES = ("lock", "read", "decide", "write", "commit", "deliver")

@@ -8,8 +8,8 @@ from google.protobuf.field_mask_pb2 import FieldMask
 
 from stepwell.v1 import namespaces_pb2 as pb
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
-from tests.support.errors import refusal
-from tests.support.servers import Served
+from tests.support.calls.errors import refusal
+from tests.support.servers.servers import Served
 
 
 @pytest.fixture

@@ -21,14 +21,14 @@ from stepwell_server.api.edge.access import (
     load_policy,
 )
 from tests.api.conftest import Hire
-from tests.support.contract import Method, methods
-from tests.support.errors import refusal
-from tests.support.flows import Flows
+from tests.support.calls.contract import Method, methods
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import item as hook_item
 from tests.support.patience import PATIENCE
-from tests.support.policies import all_but, known_as
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import item as hook_item
-from tests.support.workers import HandWorker
+from tests.support.servers.policies import all_but, known_as
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.workers import HandWorker
 
 HERE = "tests.api.test_permissions"
 
@@ -169,7 +169,7 @@ async def test_a_stream_is_asked_again_about_namespaces_of_what_it_follows_and_n
 @pytest.fixture
 async def granting(start_server: StartServer, sqlite_url: str) -> Served:
     """A server whose callers say what they may do."""
-    return await start_server(sqlite_url, policy="tests.support.policies:AsGranted")
+    return await start_server(sqlite_url, policy="tests.support.servers.policies:AsGranted")
 
 
 async def test_a_tenant_needs_nothing_outside_of_its_namespace(granting: Served, hire_at: Hire) -> None:

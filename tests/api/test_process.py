@@ -12,14 +12,14 @@ from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.engine.spine.calls import Claim
 from stepwell_server.engine.spine.committer import Committer
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows
-from tests.support.frames import begin, done, finish, opening, raised, returned, sleep, suspend
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers, item, retry
+from tests.support.calls.wakes import HOOK, WORKFLOW, Sidecar, is_due, unserved
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import Triggers, item, retry
-from tests.support.wakes import HOOK, WORKFLOW, Sidecar, is_due, unserved
-from tests.support.workers import HandWorker, UnaryWorker, grant
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import begin, done, finish, opening, raised, returned, sleep, suspend
+from tests.support.workers.workers import HandWorker, UnaryWorker, grant
 
 
 @pytest.fixture

@@ -23,11 +23,11 @@ from stepwell_server import __version__
 from stepwell_server.api.edge.listeners import service_names
 from stepwell_server.storage.database.database import Database
 from stepwell_server.storage.database.migrate import MIGRATIONS
-from tests.support import raw
-from tests.support.errors import refusal
+from tests.support.calls import raw
+from tests.support.calls.errors import refusal
+from tests.support.databases.postgres import PostgresServer
 from tests.support.patience import PATIENCE
-from tests.support.postgres import PostgresServer
-from tests.support.servers import Served, StartServer
+from tests.support.servers.servers import Served, StartServer
 
 SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING

@@ -21,8 +21,10 @@ from stepwell.v1 import (
     workflows_pb2,
 )
 from tests.api.conftest import Hire
-from tests.support.contract import methods
-from tests.support.frames import (
+from tests.support.calls.contract import methods
+from tests.support.calls.tenants import ANN, BOB, CARL, LEASES, Bob, Things, made_up, open_namespaces, outcome, plain
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import (
     begin,
     done,
     failed,
@@ -36,9 +38,7 @@ from tests.support.frames import (
     suspend,
     task_ack,
 )
-from tests.support.servers import Served, StartServer
-from tests.support.tenants import ANN, BOB, CARL, LEASES, Bob, Things, made_up, open_namespaces, outcome, plain
-from tests.support.workers import WORKFLOW, HandWorker, Job
+from tests.support.workers.workers import WORKFLOW, HandWorker, Job
 
 Asks: TypeAlias = Callable[[Things, str], Message]
 
@@ -46,7 +46,7 @@ Asks: TypeAlias = Callable[[Things, str], Message]
 @pytest.fixture
 async def replicas(start_server: StartServer, database_url: str) -> list[Served]:
     """Where the two tenants are: two replicas of a server, or one where there can be no more."""
-    settings = {"policy": "tests.support.policies:AsGranted", "webhooks": True, "leases": LEASES}
+    settings = {"policy": "tests.support.servers.policies:AsGranted", "webhooks": True, "leases": LEASES}
     first = await start_server(database_url, **settings)
     others = [await start_server(database_url, **settings)] if database_url.startswith("postgresql") else [first]
     await open_namespaces(first.channel, "a", "b")

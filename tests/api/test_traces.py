@@ -10,12 +10,12 @@ from stepwell.v1 import transactions_pb2
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows
-from tests.support.frames import suspend, wait_for
-from tests.support.servers import Served
-from tests.support.triggers import Triggers, item
-from tests.support.workers import HandWorker, UnaryWorker
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers, item
+from tests.support.servers.servers import Served
+from tests.support.workers.frames import suspend, wait_for
+from tests.support.workers.workers import HandWorker, UnaryWorker
 
 TRACE = {"traceparent": "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01", "tracestate": "a=1, b=2 ~"}
 OTHER = {"traceparent": "00-" + "1" * 32 + "-" + "2" * 16 + "-00", "baggage": "user=7"}

@@ -14,12 +14,12 @@ from stepwell.v1.common_pb2 import RetryPolicy
 from stepwell.v1.transactions_pb2_grpc import TransactionServiceStub
 from stepwell_server.storage.database.failpoints import AFTER_COMMIT, BEFORE_COMMIT
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows, status_name
-from tests.support.frames import finish, payload, suspend, wait_for
-from tests.support.servers import Served, StartServer, start_process
-from tests.support.triggers import Triggers, item, status_of, until_known
-from tests.support.workers import HandWorker, UnaryWorker
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows, status_name
+from tests.support.calls.triggers import Triggers, item, status_of, until_known
+from tests.support.servers.servers import Served, StartServer, start_process
+from tests.support.workers.frames import finish, payload, suspend, wait_for
+from tests.support.workers.workers import HandWorker, UnaryWorker
 
 
 class Commits:

@@ -16,13 +16,13 @@ from stepwell_server.domain.values.times import SECOND
 from stepwell_server.storage.schema import tasks
 from tests.api.conftest import Hire
 from tests.api.test_worker_stream import REVOCABLE, Revocable
-from tests.support.flows import Flows
-from tests.support.frames import returned
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers, at
+from tests.support.calls.wakes import HOOK, WORKFLOW, Sidecar, is_due, unserved, until_settled, waits, wake_at
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import Triggers, at
-from tests.support.wakes import HOOK, WORKFLOW, Sidecar, is_due, unserved, until_settled, waits, wake_at
-from tests.support.workers import UnaryWorker
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import returned
+from tests.support.workers.workers import UnaryWorker
 
 
 @pytest.fixture

@@ -17,11 +17,11 @@ from stepwell_server.api.edge import streams
 from stepwell_server.api.edge.access import AllowAll, Category, Principal
 from tests.api.conftest import Hire
 from tests.api.test_worker_stream import REVOCABLE, Revocable, until_cut
-from tests.support.flows import Flows, status_name
-from tests.support.frames import done, finish, suspend, wait_for
+from tests.support.calls.flows import Flows, status_name
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served, StartServer
-from tests.support.workers import HandWorker, Job, grant
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import done, finish, suspend, wait_for
+from tests.support.workers.workers import HandWorker, Job, grant
 
 HERE = "tests.api.test_watches"
 

@@ -16,13 +16,13 @@ from standardwebhooks import Webhook
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell_server.engine.hooks.posts import new_secret
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows
-from tests.support.frames import finish, returned
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
+from tests.support.calls.triggers import Triggers, at, item, retry, status_of, until_known
 from tests.support.patience import PATIENCE
-from tests.support.receivers import Answer, Receiver, http, receiving
-from tests.support.servers import Served, StartServer, start_in_process
-from tests.support.triggers import Triggers, at, item, retry, status_of, until_known
+from tests.support.servers.receivers import Answer, Receiver, http, receiving
+from tests.support.servers.servers import Served, StartServer, start_in_process
+from tests.support.workers.frames import finish, returned
 
 
 @pytest.fixture

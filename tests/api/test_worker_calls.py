@@ -11,9 +11,12 @@ from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.storage.spine import sessions
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows, step_status
-from tests.support.frames import (
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows, step_status
+from tests.support.calls.triggers import Triggers, status_of
+from tests.support.patience import PATIENCE
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import (
     begin,
     done,
     failed,
@@ -27,10 +30,7 @@ from tests.support.frames import (
     task_ack,
     wait_for,
 )
-from tests.support.patience import PATIENCE
-from tests.support.servers import Served, StartServer
-from tests.support.triggers import Triggers, status_of
-from tests.support.workers import WORKFLOW, UnaryWorker, grant
+from tests.support.workers.workers import WORKFLOW, UnaryWorker, grant
 
 
 @pytest.fixture

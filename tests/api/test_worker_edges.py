@@ -8,9 +8,9 @@ from stepwell.errors import reason_name
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1 import workflows_pb2
 from tests.api.conftest import Hire
-from tests.support.flows import Flows, step_status
-from tests.support.frames import begin, done, failed, finish, opening, policy, sleep, suspend, wait_for
-from tests.support.workers import HandWorker, Job, grant
+from tests.support.calls.flows import Flows, step_status
+from tests.support.workers.frames import begin, done, failed, finish, opening, policy, sleep, suspend, wait_for
+from tests.support.workers.workers import HandWorker, Job, grant
 
 
 @pytest.fixture

@@ -18,12 +18,12 @@ from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.inbox import Sender
 from stepwell_server.engine.spine.loops import sweep
 from tests.api.conftest import Hire
-from tests.support.faults import FaultyBackend, Rates
-from tests.support.flows import Flows, step_status
-from tests.support.frames import begin, done, failed, finish, opening, policy, suspend, wait_for
+from tests.support.calls.flows import Flows, step_status
+from tests.support.faults.faults import FaultyBackend, Rates
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served, StartServer
-from tests.support.workers import HandWorker, Job, grant, held, lease_left
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import begin, done, failed, finish, opening, policy, suspend, wait_for
+from tests.support.workers.workers import HandWorker, Job, grant, held, lease_left
 
 T = TypeVar("T")
 

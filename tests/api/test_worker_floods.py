@@ -11,11 +11,11 @@ from stepwell.v1 import workers_pb2 as pb
 from stepwell_server.api import workers as servicer
 from stepwell_server.api.edge import streams
 from tests.api.conftest import Hire
-from tests.support.flows import Flows
-from tests.support.frames import begin, done, need_state, opening
+from tests.support.calls.flows import Flows
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served, StartServer
-from tests.support.workers import HandWorker
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import begin, done, need_state, opening
+from tests.support.workers.workers import HandWorker
 
 
 def ended(worker: HandWorker) -> str:

@@ -6,10 +6,20 @@ import pytest
 
 from stepwell.v1 import workers_pb2 as pb
 from tests.api.conftest import Hire
-from tests.support.flows import Flows, step_status
-from tests.support.frames import begin, done, failed, finish, opening, policy, sleep, suspend, wait_for
-from tests.support.servers import Served
-from tests.support.workers import ACK_WINDOW, LEASE, HandWorker, Job, UnaryWorker, age_leases, grant, held, lease_left
+from tests.support.calls.flows import Flows, step_status
+from tests.support.servers.servers import Served
+from tests.support.workers.frames import begin, done, failed, finish, opening, policy, sleep, suspend, wait_for
+from tests.support.workers.workers import (
+    ACK_WINDOW,
+    LEASE,
+    HandWorker,
+    Job,
+    UnaryWorker,
+    age_leases,
+    grant,
+    held,
+    lease_left,
+)
 
 GRACE = 5
 

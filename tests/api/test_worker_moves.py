@@ -14,10 +14,10 @@ from stepwell_server import app as application
 from stepwell_server.engine.spine.connections import MOST_CREDIT
 from stepwell_server.storage.database.hints import NoHints
 from tests.api.conftest import Hire
-from tests.support.flows import Flows, step_status
-from tests.support.frames import begin, done, finish, opening, policy, sleep, suspend, wait_for
-from tests.support.servers import Served, StartServer
-from tests.support.workers import HandWorker, UnaryWorker, grant, held
+from tests.support.calls.flows import Flows, step_status
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import begin, done, finish, opening, policy, sleep, suspend, wait_for
+from tests.support.workers.workers import HandWorker, UnaryWorker, grant, held
 
 DAY = 86_400
 

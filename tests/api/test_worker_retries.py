@@ -12,10 +12,10 @@ from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell.v1.common_pb2 import BACKOFF_CONSTANT, BACKOFF_EXPONENTIAL, BACKOFF_LINEAR, RetryPolicy
 from tests.api.conftest import Hire
-from tests.support.flows import Flows, step_status
-from tests.support.frames import begin, done, failed, finish, opening, seconds
-from tests.support.servers import Served, StartServer
-from tests.support.workers import Job
+from tests.support.calls.flows import Flows, step_status
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import begin, done, failed, finish, opening, seconds
+from tests.support.workers.workers import Job
 
 YEAR = 365 * 86_400
 

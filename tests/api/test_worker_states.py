@@ -7,10 +7,10 @@ import pytest
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import RetryPolicy
 from tests.api.conftest import Hire
-from tests.support.flows import Flows
-from tests.support.frames import begin, done, failed, finish, need_state, opening, policy, suspend, wait_for
-from tests.support.servers import Served
-from tests.support.workers import HandWorker, UnaryWorker, grant
+from tests.support.calls.flows import Flows
+from tests.support.servers.servers import Served
+from tests.support.workers.frames import begin, done, failed, finish, need_state, opening, policy, suspend, wait_for
+from tests.support.workers.workers import HandWorker, UnaryWorker, grant
 
 UNLIMITED = pb.StepPolicy(retry=RetryPolicy(unlimited=True))
 LARGE = '"' + "x" * 900_000 + '"'

@@ -22,12 +22,12 @@ from stepwell_server.domain.values.errors import Unauthenticated
 from stepwell_server.engine import sessions
 from stepwell_server.engine.spine.loops import sweep
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows
-from tests.support.frames import begin, done, finish, opening, wait_for
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served, StartServer
-from tests.support.workers import HandWorker, grant, handlers, held, lease_left
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import begin, done, finish, opening, wait_for
+from tests.support.workers.workers import HandWorker, grant, handlers, held, lease_left
 
 REVOCABLE = "tests.api.test_worker_stream:Revocable"
 

@@ -7,10 +7,21 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from stepwell.v1 import workers_pb2 as pb
 from tests.api.conftest import Hire
-from tests.support.flows import Flows, step_status
-from tests.support.frames import begin, done, failed, finish, need_state, opening, policy, sleep, suspend, wait_for
-from tests.support.servers import Served
-from tests.support.workers import HandWorker, Job, grant
+from tests.support.calls.flows import Flows, step_status
+from tests.support.servers.servers import Served
+from tests.support.workers.frames import (
+    begin,
+    done,
+    failed,
+    finish,
+    need_state,
+    opening,
+    policy,
+    sleep,
+    suspend,
+    wait_for,
+)
+from tests.support.workers.workers import HandWorker, Job, grant
 
 
 @pytest.fixture

@@ -11,11 +11,11 @@ from stepwell.v1 import workflows_pb2
 from stepwell.v1.common_pb2 import Payload
 from stepwell_server.engine.spine.connections import MOST_CREDIT
 from tests.api.conftest import Hire
-from tests.support import raw
-from tests.support.flows import Flows, status_name
-from tests.support.frames import begin, done, fail, failed, finish, opening, policy, sleep, suspend, wait_for
-from tests.support.triggers import Triggers
-from tests.support.workers import grant
+from tests.support.calls import raw
+from tests.support.calls.flows import Flows, status_name
+from tests.support.calls.triggers import Triggers
+from tests.support.workers.frames import begin, done, fail, failed, finish, opening, policy, sleep, suspend, wait_for
+from tests.support.workers.workers import grant
 
 
 async def test_a_run_goes_from_hello_to_its_result(hire: Hire, flows: Flows) -> None:

@@ -9,11 +9,11 @@ import pytest
 from stepwell.errors import reason_name
 from stepwell.v1 import workflows_pb2 as pb
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows, status_name
-from tests.support.frames import done, finish, payload, wait_for
-from tests.support.servers import Served, StartServer
-from tests.support.workers import HandWorker, grant
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows, status_name
+from tests.support.servers.servers import Served, StartServer
+from tests.support.workers.frames import done, finish, payload, wait_for
+from tests.support.workers.workers import HandWorker, grant
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ from stepwell.v1 import namespaces_pb2
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from tests.api.conftest import Hire
-from tests.support.errors import refusal
-from tests.support.flows import Flows, status_name, step_status
-from tests.support.frames import begin, done, fail, finish, opening, payload, sleep, suspend, wait_for
-from tests.support.servers import Served
-from tests.support.workers import HandWorker, Job, grant
+from tests.support.calls.errors import refusal
+from tests.support.calls.flows import Flows, status_name, step_status
+from tests.support.servers.servers import Served
+from tests.support.workers.frames import begin, done, fail, finish, opening, payload, sleep, suspend, wait_for
+from tests.support.workers.workers import HandWorker, Job, grant
 
 DEEP = "[" * 65 + "]" * 65
 LONG = '"' + "x" * (1024 * 1024) + '"'

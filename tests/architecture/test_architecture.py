@@ -12,8 +12,8 @@ import pytest
 from stepwell.v1 import errors_pb2
 from stepwell_server.api.edge import access, errors
 from stepwell_server.domain.values import errors as domain_errors
-from tests.support.contract import methods
-from tests.support.reasons import documented
+from tests.support.calls.contract import methods
+from tests.support.calls.reasons import documented
 
 ROOT = Path(__file__).parents[2]
 SERVER = ROOT / "server" / "stepwell_server"

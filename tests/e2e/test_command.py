@@ -13,10 +13,10 @@ import typer
 from stepwell import __version__
 from stepwell.cli import commands
 from stepwell_server import config
-from tests.support.commands import stepwell, stepwell_process
-from tests.support.faults import damage
-from tests.support.postgres import PostgresServer
-from tests.support.servers import ServerProcess, start_process
+from tests.support.databases.postgres import PostgresServer
+from tests.support.faults.faults import damage
+from tests.support.servers.commands import stepwell, stepwell_process
+from tests.support.servers.servers import ServerProcess, start_process
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from stepwell import Client, EventEntry, StepEntry, WorkflowFailed
-from tests.support.commands import start_command
-from tests.support.servers import start_process
+from tests.support.servers.commands import start_command
+from tests.support.servers.servers import start_process
 
 QUICK_LEASES = ("--leases.lease", "2", "--leases.ack-window", "1", "--leases.reconnect-grace", "0.2")
 EXECUTIONS = 3

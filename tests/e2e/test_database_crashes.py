@@ -18,11 +18,11 @@ from stepwell_server.domain.values.errors import DatabaseUnavailable, ServerBusy
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.spine import requests
-from tests.support import tickets
+from tests.support.databases.postgres import OwnPostgres, own_postgres
 from tests.support.patience import PATIENCE
-from tests.support.postgres import OwnPostgres, own_postgres
-from tests.support.servers import start_process
-from tests.support.spine import ANNA, ORDER, Spine, running, sweep_of
+from tests.support.replicas import tickets
+from tests.support.replicas.spine import ANNA, ORDER, Spine, running, sweep_of
+from tests.support.servers.servers import start_process
 
 CRASHES = 10
 WRITERS = 8

@@ -16,8 +16,8 @@ import pytest
 
 from stepwell.v1 import dispatchers_pb2 as pb
 from tests.sdk.fake_server import FakeServer, fake_server
-from tests.support.commands import start_command, stepwell, stepwell_process
 from tests.support.patience import PATIENCE
+from tests.support.servers.commands import start_command, stepwell, stepwell_process
 
 PROGRAM = """
 from stepwell import App, workflow

@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from stepwell import Client, Instance
-from tests.support.commands import Running, start_command, stepwell, stepwell_process
 from tests.support.patience import PATIENCE
-from tests.support.servers import ServerProcess, start_process
+from tests.support.servers.commands import Running, start_command, stepwell, stepwell_process
+from tests.support.servers.servers import ServerProcess, start_process
 
 PROGRAM = """
 import pathlib

@@ -14,9 +14,9 @@ import pytest
 
 from stepwell import Client, StepEntry
 from stepwell_server import config
-from tests.support.commands import Running, start_command, start_program, stepwell_process
 from tests.support.patience import PATIENCE
-from tests.support.servers import start_process
+from tests.support.servers.commands import Running, start_command, start_program, stepwell_process
+from tests.support.servers.servers import start_process
 
 ROOT = Path(__file__).parents[2]
 QUICK_LEASES = ("--leases.lease", "2", "--leases.ack-window", "1", "--leases.reconnect-grace", "0.5")

@@ -12,7 +12,7 @@ import pytest
 from stepwell import App, CallFailed, Client, InstanceStatus, StepStatus, StepTimeoutError, workflow
 from stepwell.testing import Harness, ServerDidNotStart, StillBusy, VirtualServer
 from stepwell.v1.clock_pb2 import AdvanceClockResponse
-from tests.support.servers import start_in_process
+from tests.support.servers.servers import start_in_process
 
 
 @workflow("order")

@@ -12,9 +12,9 @@ import pytest
 
 from stepwell import App, Client, Worker, hook
 from tests.e2e.test_workflow_command import Typed
-from tests.support.commands import stepwell_process
 from tests.support.patience import PATIENCE
-from tests.support.servers import Served
+from tests.support.servers.commands import stepwell_process
+from tests.support.servers.servers import Served
 
 LATER = "2999-01-01T00:00:00Z"
 

@@ -11,8 +11,8 @@ import pytest
 import yaml
 
 from tests.sdk.fake_server import fake_server
-from tests.support.commands import start_command
 from tests.support.pages import ROOT, blocks
+from tests.support.servers.commands import start_command
 
 MANIFESTS = sorted((ROOT / "deploy/kubernetes").glob("*.yaml"))
 SIDECAR = ROOT / "deploy/kubernetes/sidecar.yaml"

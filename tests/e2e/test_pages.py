@@ -16,9 +16,9 @@ import pytest
 from stepwell.testing import Harness
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
-from tests.support.commands import start_command
 from tests.support.pages import ROOT, blocks
-from tests.support.servers import ServerProcess, start_process
+from tests.support.servers.commands import start_command
+from tests.support.servers.servers import ServerProcess, start_process
 
 PRINTED_ADDRESS = "127.0.0.1:7350"
 FIVE_MINUTES = "A workflow in five minutes"
@@ -38,7 +38,7 @@ def shell_path(tmp_path: Path) -> str:
     folder = tmp_path / "bin"
     folder.mkdir()
     script = folder / "grpcurl"
-    script.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tests.support.grpcurl "$@"\n')
+    script.write_text(f'#!/bin/sh\nPYTHONPATH={ROOT} exec {sys.executable} -m tests.support.calls.grpcurl "$@"\n')
     script.chmod(0o755)
     return f"{folder}:{os.environ['PATH']}"
 

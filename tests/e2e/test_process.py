@@ -20,11 +20,11 @@ from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell_server.app import open_database
-from tests.support import errors
-from tests.support.faults import damage
+from tests.support.calls import errors
+from tests.support.databases.postgres import PostgresServer, own_postgres
+from tests.support.faults.faults import damage
 from tests.support.patience import PATIENCE
-from tests.support.postgres import PostgresServer, own_postgres
-from tests.support.servers import DidNotStart, ServerProcess, start_process
+from tests.support.servers.servers import DidNotStart, ServerProcess, start_process
 
 
 async def info(server: ServerProcess) -> server_pb2.GetServerInfoResponse:
@@ -153,7 +153,7 @@ async def test_a_file_that_is_found_damaged_while_it_is_served_is_told_and_not_r
 
 
 async def test_nothing_of_a_caller_is_logged_when_its_call_fails(sqlite_url: str) -> None:
-    policy = "tests.support.policies:Broken"
+    policy = "tests.support.servers.policies:Broken"
     async with start_process(sqlite_url, "--policy", policy) as server:
         async with aio.insecure_channel(server.listen) as channel:
             secret = (("authorization", "Bearer hunter2"),)

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 from grpc import aio
 
-from tests.support.frames import returned
-from tests.support.postgres import PostgresServer
-from tests.support.servers import start_in_process, start_process
-from tests.support.triggers import Triggers, at, status_of
-from tests.support.wakes import Sidecar, is_due, wake_at
-from tests.support.workers import HandWorker
+from tests.support.calls.triggers import Triggers, at, status_of
+from tests.support.calls.wakes import Sidecar, is_due, wake_at
+from tests.support.databases.postgres import PostgresServer
+from tests.support.servers.servers import start_in_process, start_process
+from tests.support.workers.frames import returned
+from tests.support.workers.workers import HandWorker
 
 SKEWS = (-600, 600)
 MOST = 60.0

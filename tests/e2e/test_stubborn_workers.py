@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from stepwell import Client
-from tests.support.commands import start_command
 from tests.support.patience import PATIENCE
-from tests.support.servers import start_process
+from tests.support.servers.commands import start_command
+from tests.support.servers.servers import start_process
 
 PROGRAM = """
 import asyncio

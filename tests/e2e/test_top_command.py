@@ -12,12 +12,10 @@ from typing import Any
 
 import pytest
 
-from stepwell import App, workflow
+from stepwell import App, Client, Worker, workflow
 from stepwell.cli import metrics
-from stepwell.client import Client
-from stepwell.worker import Worker
-from tests.support.commands import PROGRAM, start_program, stepwell
-from tests.support.servers import Served
+from tests.support.servers.commands import PROGRAM, start_program, stepwell
+from tests.support.servers.servers import Served
 
 PAGE = """\
 # HELP stepwell_stage_seconds Time.

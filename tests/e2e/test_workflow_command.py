@@ -14,8 +14,8 @@ import pytest
 from stepwell import App, Client, Worker, WorkflowEvent, WorkflowStep, workflow
 from stepwell.v1 import workflows_pb2 as pb
 from tests.sdk.fake_server import fake_server
-from tests.support.commands import start_command, stepwell
-from tests.support.servers import Served
+from tests.support.servers.commands import start_command, stepwell
+from tests.support.servers.servers import Served
 
 
 @workflow("order")

@@ -10,9 +10,9 @@ from sqlalchemy import make_url
 from stepwell_server.app import open_database
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database
-from tests.support.postgres import PostgresServer
-from tests.support.runs import Engine, replicas_on
-from tests.support.spine import Spine, running
+from tests.support.databases.postgres import PostgresServer
+from tests.support.replicas.runs import Engine, replicas_on
+from tests.support.replicas.spine import Spine, running
 
 
 @pytest.fixture

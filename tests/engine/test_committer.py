@@ -26,10 +26,10 @@ from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.storage.database.database import Database, Fault, Tx
 from stepwell_server.storage.spine import limits
 from stepwell_server.storage.spine import tasks as store
-from tests.support import tickets
-from tests.support.faults import Rates, faulty
-from tests.support.postgres import PostgresServer
-from tests.support.spine import ANNA, BEN, ORDER, Spine, running
+from tests.support.databases.postgres import PostgresServer
+from tests.support.faults.faults import Rates, faulty
+from tests.support.replicas import tickets
+from tests.support.replicas.spine import ANNA, BEN, ORDER, Spine, running
 
 
 @dataclass(frozen=True)

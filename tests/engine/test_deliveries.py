@@ -21,7 +21,7 @@ from stepwell_server.domain.hooks.webhooks import Completed, Delivery, DeliveryR
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import SECOND
 from stepwell_server.engine.hooks.posts import Deliverer, DeliveryLimits, dial, new_secret, resolve
-from tests.support.receivers import Receiver, for_ever, http, raw, receiving, then_silence
+from tests.support.servers.receivers import Receiver, for_ever, http, raw, receiving, then_silence
 
 SECRET = new_secret()
 PUBLIC = "93.184.216.34"

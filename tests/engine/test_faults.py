@@ -10,9 +10,9 @@ from stepwell_server.domain.spine.tasks import NewTask, Verdict
 from stepwell_server.domain.values.errors import DatabaseUnavailable
 from stepwell_server.storage.database.database import Database
 from stepwell_server.storage.database.failpoints import AFTER_COMMIT, BEFORE_COMMIT
-from tests.support import tickets
-from tests.support.faults import Rates, faulty
-from tests.support.spine import ORDER, Spine, running
+from tests.support.faults.faults import Rates, faulty
+from tests.support.replicas import tickets
+from tests.support.replicas.spine import ORDER, Spine, running
 
 
 @pytest.mark.parametrize("seed", range(5))

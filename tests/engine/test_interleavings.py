@@ -24,8 +24,21 @@ from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import HOUR
 from stepwell_server.domain.workflows.instances import InstanceStatus, NewEvent, StepStatus
 from stepwell_server.engine.workflows.calls import Stored
-from tests.support.forcing import before_statement, held_before_commit, undecided
-from tests.support.runs import ANNA, BEN, FINISH, SUSPEND, Engine, Said, done, expects, failed, opens, sleeps, until
+from tests.support.faults.forcing import before_statement, held_before_commit, undecided
+from tests.support.replicas.runs import (
+    ANNA,
+    BEN,
+    FINISH,
+    SUSPEND,
+    Engine,
+    Said,
+    done,
+    expects,
+    failed,
+    opens,
+    sleeps,
+    until,
+)
 
 # ---- 1: lock, then stamp, then read
 

@@ -31,11 +31,11 @@ from stepwell_server.storage.database.database import Fault, Tx, TxOptions
 from stepwell_server.storage.spine.claims import Served
 from stepwell_server.storage.workflows import runs as run_store
 from stepwell_server.storage.workflows.runs import RunRef
-from tests.support.faults import FaultyBackend, Rates
-from tests.support.forcing import held_before_commit
+from tests.support.faults.faults import FaultyBackend, Rates
+from tests.support.faults.forcing import held_before_commit
 from tests.support.patience import PATIENCE
-from tests.support.runs import ANNA, BEN, ORDER, Engine, Holding, background, done, replicas_on, taken, until
-from tests.support.spine import Spine
+from tests.support.replicas.runs import ANNA, BEN, ORDER, Engine, Holding, background, done, replicas_on, taken, until
+from tests.support.replicas.spine import Spine
 
 ANY = ProcessOrder(WakeFilter("default", frozenset(), frozenset()), max_tasks=10, max_steps=0)
 STUCK = Handler("default", TaskKind.WORKFLOW, "stuck")

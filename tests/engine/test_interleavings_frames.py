@@ -25,8 +25,8 @@ from stepwell_server.engine.spine.inbox import Sender
 from stepwell_server.engine.spine.outbox import Told
 from stepwell_server.engine.workflows.book import RunInput
 from stepwell_server.storage.database.failpoints import AFTER_COMMIT
-from tests.support.faults import Rates, faulty
-from tests.support.runs import (
+from tests.support.faults.faults import Rates, faulty
+from tests.support.replicas.runs import (
     ANNA,
     BEGIN,
     BEN,

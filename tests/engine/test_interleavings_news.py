@@ -18,10 +18,10 @@ from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.connections import Connection
 from stepwell_server.engine.spine.inbox import Sender
 from stepwell_server.engine.spine.outbox import Beat, Told
-from tests.support.faults import FaultyBackend, Rates
-from tests.support.forcing import held_before_commit
+from tests.support.faults.faults import FaultyBackend, Rates
+from tests.support.faults.forcing import held_before_commit
 from tests.support.patience import PATIENCE
-from tests.support.runs import (
+from tests.support.replicas.runs import (
     ANNA,
     SUSPEND,
     Engine,

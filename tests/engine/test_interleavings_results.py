@@ -10,7 +10,7 @@ from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
 from stepwell_server.domain.values.times import MINUTE
 from stepwell_server.domain.workflows.frames import StepDone, StepFailed
 from stepwell_server.domain.workflows.instances import InstanceStatus, StepStatus
-from tests.support.runs import (
+from tests.support.replicas.runs import (
     BEGIN,
     BEN,
     FINISH,

@@ -15,8 +15,8 @@ from stepwell_server.domain.workflows.instances import InstanceStatus, NewEvent,
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.storage.spine import sessions
 from stepwell_server.storage.spine.claims import STICKY
-from tests.support.forcing import held_before_commit
-from tests.support.runs import (
+from tests.support.faults.forcing import held_before_commit
+from tests.support.replicas.runs import (
     ANNA,
     BEGIN,
     BEN,
@@ -309,9 +309,9 @@ async def test_a_worker_without_a_stream_keeps_its_task_by_renewing_it(engine: E
     for _ in range(3):
         (answer,) = await engine.worker_calls.renew("default", ANNA.session_id, [mine.held])
         assert answer.verdict is Verdict.ACCEPTED
-        await engine.pass_lease_time(29)
+        await engine.pass_lease_time(20)
         assert await engine.sweep() == []
-    await engine.pass_lease_time(2)
+    await engine.pass_lease_time(11)
 
     assert await engine.sweep() == [mine.held.task_id]
     with pytest.raises(LeaseLost):

@@ -21,9 +21,21 @@ from stepwell_server.engine.workflows.reads import Reads
 from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
 from stepwell_server.storage.database.database import CALL, Database, TxOptions, Work
 from stepwell_server.storage.database.hints import Hint
-from tests.support.forcing import held_before_commit
+from tests.support.faults.forcing import held_before_commit
 from tests.support.patience import PATIENCE
-from tests.support.runs import ANNA, BEGIN, FINISH, ORDER, SUSPEND, Engine, background, done, opens, sleeps, until
+from tests.support.replicas.runs import (
+    ANNA,
+    BEGIN,
+    FINISH,
+    ORDER,
+    SUSPEND,
+    Engine,
+    background,
+    done,
+    opens,
+    sleeps,
+    until,
+)
 
 
 async def newest(engine: Engine, watcher: Watcher) -> dict[str, Instance]:

@@ -23,9 +23,9 @@ from stepwell_server.storage.hooks import targets
 from stepwell_server.storage.schema import handlers as table
 from stepwell_server.storage.schema import sessions as session_table
 from stepwell_server.storage.spine import handlers, limits, sessions
-from tests.support.forcing import before_statement, held_before_commit
-from tests.support.postgres import PostgresServer
-from tests.support.runs import ORDER, Engine
+from tests.support.databases.postgres import PostgresServer
+from tests.support.faults.forcing import before_statement, held_before_commit
+from tests.support.replicas.runs import ORDER, Engine
 
 KEPT = 30 * DAY
 NOTE = Handler("default", TaskKind.HOOK, "note")

@@ -16,9 +16,9 @@ from stepwell_server.storage.database.hints import CHANNEL, Hint, PostgresqlHint
 from stepwell_server.storage.spine import handlers, sessions
 from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.spine.sessions import Session
-from tests.support import tickets
-from tests.support.postgres import execute
-from tests.support.spine import ANNA, BEN, ORDER, Spine, sweep_of
+from tests.support.databases.postgres import execute
+from tests.support.replicas import tickets
+from tests.support.replicas.spine import ANNA, BEN, ORDER, Spine, sweep_of
 
 NEWER = "of-a-newer-server"
 

@@ -16,8 +16,8 @@ from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.connections import Connection
 from stepwell_server.engine.spine.outbox import Beat, Message, State, Told
 from stepwell_server.engine.workflows.book import RunInput
-from tests.support.faults import FaultyBackend, Rates
-from tests.support.runs import ANNA, BEN, FINISH, Engine, Holding, background, done, streamed, taken, until
+from tests.support.faults.faults import FaultyBackend, Rates
+from tests.support.replicas.runs import ANNA, BEN, FINISH, Engine, Holding, background, done, streamed, taken, until
 
 STRANGE = Held(4711, 1)
 

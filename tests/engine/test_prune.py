@@ -17,7 +17,7 @@ from stepwell_server.storage.schema import handlers as handler_table
 from stepwell_server.storage.schema import requests
 from stepwell_server.storage.spine import handlers, sessions
 from tests.support.patience import PATIENCE
-from tests.support.runs import background
+from tests.support.replicas.runs import background
 
 
 def remember(tx: Tx, *ages: int) -> None:

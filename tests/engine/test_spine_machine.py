@@ -34,9 +34,9 @@ from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.clock import db_now, lease_now
 from stepwell_server.storage.database.database import READ, Tx
 from stepwell_server.storage.spine import handlers, leases, limits
-from tests.support import tickets
-from tests.support.spine import CHARGING, Spine, frame_answer, held, running
-from tests.support.spine_model import ACK_WINDOW, FREE, GRACE, LEASE, LIMIT, LIMITED, Model, Ticket
+from tests.support.models.spine_model import ACK_WINDOW, FREE, GRACE, LEASE, LIMIT, LIMITED, Model, Ticket
+from tests.support.replicas import tickets
+from tests.support.replicas.spine import CHARGING, Spine, frame_answer, held, running
 
 SETTINGS = settings(  # the rest is the profile's: under CI, hypothesis's own is derandomized
     max_examples=40,

@@ -11,7 +11,7 @@ from stepwell_server.app import open_database
 from stepwell_server.domain.spine.tasks import Verdict
 from stepwell_server.domain.values.times import DAY, HOUR
 from stepwell_server.storage.database import clock, migrate
-from tests.support.spine import ANNA, Spine, running
+from tests.support.replicas.spine import ANNA, Spine, running
 
 
 @pytest.fixture

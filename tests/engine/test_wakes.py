@@ -24,10 +24,10 @@ from stepwell_server.storage.database.hints import Hint, PostgresqlHints
 from stepwell_server.storage.spine import limits, wakes
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake
-from tests.support import tickets
-from tests.support.faults import FaultyBackend, Rates
+from tests.support.faults.faults import FaultyBackend, Rates
 from tests.support.patience import PATIENCE
-from tests.support.spine import ANNA, ORDER, Spine, held, running, sweep_of
+from tests.support.replicas import tickets
+from tests.support.replicas.spine import ANNA, ORDER, Spine, held, running, sweep_of
 
 OTHER = Handler("default", TaskKind.WORKFLOW, "other")
 

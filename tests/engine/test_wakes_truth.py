@@ -12,8 +12,8 @@ import pytest
 from stepwell_server.engine import dispatchers
 from stepwell_server.engine.spine.loops import refresh_wakes
 from stepwell_server.storage.database.hints import PostgresqlHints
-from tests.support.runs import Engine, replicas_on, until
-from tests.support.wakes_truth import FILTERS, Operations, followed
+from tests.support.models.wakes_truth import FILTERS, Operations, followed
+from tests.support.replicas.runs import Engine, replicas_on, until
 
 STEPS = 120
 

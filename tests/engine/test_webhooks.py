@@ -29,8 +29,8 @@ from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.hooks import hooks as store
 from stepwell_server.storage.hooks import targets
 from stepwell_server.storage.schema import tasks
-from tests.support.forcing import held_before_commit
-from tests.support.runs import Engine, until
+from tests.support.faults.forcing import held_before_commit
+from tests.support.replicas.runs import Engine, until
 
 
 async def test_a_hook_whose_target_is_gone_by_then_is_given_back_uncounted(engine: Engine) -> None:

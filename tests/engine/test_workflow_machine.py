@@ -37,15 +37,15 @@ from stepwell_server.storage.database.clock import db_now
 from stepwell_server.storage.database.database import READ, Tx
 from stepwell_server.storage.database.payloads import from_text
 from stepwell_server.storage.spine import tasks as store
-from tests.support.runs import (
+from tests.support.models.workflow_model import MOST, Model, Run
+from tests.support.models.workflow_moves import EXPECT, SLEEP, THEN_SUSPEND, Move, moves, reports, said, sloppy, told
+from tests.support.replicas.runs import (
     ANNA,
     BEN,
     Engine,
     Holding,
     replicas_on,
 )
-from tests.support.workflow_model import MOST, Model, Run
-from tests.support.workflow_moves import EXPECT, SLEEP, THEN_SUSPEND, Move, moves, reports, said, sloppy, told
 
 T = TypeVar("T")
 

@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = ("server", "clients/python", ".")
 PYTEST = ("-m", "pytest", "-q", "-x", "--timeout", "60", "-p", "no:randomly", "-p", "no:cacheprovider")
-PACKAGES = ("stepwell_server", "stepwell", "tests.support.spine")
+PACKAGES = ("stepwell_server", "stepwell", "tests.support.replicas.spine")
 LONGEST_RUN = 300.0
 LISTS = ("mutants.toml", "workflow_mutants.toml", "webhook_mutants.toml", "hook_mutants.toml", "wake_mutants.toml")
 
@@ -89,7 +89,7 @@ class Copy:
 def copied() -> Iterator[Copy]:
     """Everything that git knows or would know, elsewhere, with one PostgreSQL for all runs."""
     sys.path.insert(0, str(ROOT))
-    from tests.support.postgres import PostgresServer
+    from tests.support.databases.postgres import PostgresServer
 
     with tempfile.TemporaryDirectory(prefix="stepwell-mutants-") as temporary, PostgresServer.start() as postgres:
         folder = Path(temporary).resolve()

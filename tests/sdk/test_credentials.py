@@ -7,7 +7,7 @@ import pytest
 from stepwell import App, CallFailed, Client, Worker, workflow
 from stepwell_server.domain.values.errors import Unauthenticated
 from stepwell_server.policy import Caller, Category, Principal
-from tests.support.servers import StartServer
+from tests.support.servers.servers import StartServer
 
 
 class Tokens:

@@ -15,8 +15,8 @@ from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import DAY
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.hooks import hooks
-from tests.support.plans import explained, nodes, opened, statements, steps
-from tests.support.postgres import PostgresServer
+from tests.support.databases.plans import explained, nodes, opened, statements, steps
+from tests.support.databases.postgres import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -14,9 +14,9 @@ from stepwell_server.domain.spine.handlers import Registration
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.spine import handlers
-from tests.support.plans import Plan, explain_prepared, nodes, statements
-from tests.support.postgres import PostgresServer
-from tests.support.storage_calls import CALLS, NOTE, ORDER, crowd, functions
+from tests.support.databases.plans import Plan, explain_prepared, nodes, statements
+from tests.support.databases.postgres import PostgresServer
+from tests.support.databases.storage_calls import CALLS, NOTE, ORDER, crowd, functions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 

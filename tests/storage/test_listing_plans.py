@@ -13,8 +13,8 @@ from sqlalchemy import text
 from stepwell_server.domain.workflows.instances import InstanceFilter, InstanceStatus
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.workflows import pages as listings
-from tests.support.plans import explained, nodes, opened, statements, steps
-from tests.support.postgres import PostgresServer
+from tests.support.databases.plans import explained, nodes, opened, statements, steps
+from tests.support.databases.postgres import PostgresServer
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -16,7 +16,7 @@ from stepwell_server.storage import deployments as server
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.schema import metadata
-from tests.support.postgres import PostgresServer
+from tests.support.databases.postgres import PostgresServer
 
 
 async def test_the_migrated_schema_is_the_one_in_schema_py(db: Database) -> None:

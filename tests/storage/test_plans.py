@@ -26,8 +26,8 @@ from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.spine import handlers, leases, wakes
 from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.spine.claims import STICKY
-from tests.support.postgres import PostgresServer
-from tests.support.spine import ANNA, ORDER
+from tests.support.databases.postgres import PostgresServer
+from tests.support.replicas.spine import ANNA, ORDER
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(180)]
 

@@ -16,7 +16,7 @@ from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.schema import requests as table
 from stepwell_server.storage.spine import requests
-from tests.support.postgres import PostgresServer
+from tests.support.databases.postgres import PostgresServer
 
 ASKED = Asked("me", "/Do", "id-1", b"body")
 

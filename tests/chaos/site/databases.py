@@ -12,7 +12,7 @@ from typing import Any
 
 import asyncpg
 
-from tests.support.postgres import OwnPostgres, configure, own_postgres
+from tests.support.databases.postgres import OwnPostgres, configure, own_postgres
 
 # Found before pg_catalog's own, so that everything in the database that asks for the time asks this function.
 _CLOCK = """

@@ -31,7 +31,7 @@ from stepwell_server.storage.database.hints import Hint, PostgresqlHints
 from tests.chaos.facts.records import Recorder
 from tests.chaos.facts.run import Count
 from tests.chaos.site.processes import count_tasks_when_asked
-from tests.support.faults import FaultyBackend, Rates
+from tests.support.faults.faults import FaultyBackend, Rates
 
 DELAYED = {"group", "slow-lane", "call", "sweep"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepwell import App, Client, Worker, workflow
 from tests.chaos.site import trail
-from tests.support.servers import StartServer
+from tests.support.servers.servers import StartServer
 
 
 @workflow("trailed")
