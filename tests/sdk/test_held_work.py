@@ -176,21 +176,6 @@ async def test_the_cache_forgets_what_was_used_longest_ago_if_results_are_large(
     assert await worker.task(task_id=3, fence=2, cached=True, known_revision=5) == ["task_ack", "suspend"]
 
 
-async def test_what_goes_on_from_the_cache_takes_no_room_in_it() -> None:
-    worker = Worker(max_tasks=2, cache_bytes=1500)
-    worker.welcome()
-    await worker.task(task_id=1, steps=[done("large", LARGE)])
-    await worker.ack(1, 1)
-    await worker.ack(2, 1, released=True, revision=5)
-    await worker.task(task_id=1, fence=2, cached=True, known_revision=5)
-
-    await worker.task(task_id=2, steps=[done("large", LARGE)])
-    await worker.ack(1, 2)
-    await worker.ack(2, 2, released=True, revision=5)
-
-    assert await worker.task(task_id=2, fence=2, cached=True, known_revision=5) == ["task_ack", "suspend"]
-
-
 async def test_state_that_comes_in_pieces_is_waited_for(worker: Worker) -> None:
     worker.welcome()
 
