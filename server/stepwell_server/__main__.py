@@ -60,7 +60,7 @@ def _settings(arguments: Sequence[str], program: str, epilog: str = "") -> confi
 
 
 def _announce(addresses: app.Addresses) -> None:
-    """One line, for whoever waits until the server serves."""
+    """Print one line, for a process that waits until the server serves."""
     _settle()
     print(f"listening on {addresses.listen} (ops {addresses.ops_listen})", flush=True)
 

@@ -38,6 +38,7 @@ from stepwell_server.config import FAILPOINT, Settings, split_address
 from stepwell_server.domain.spine.work import TIMEOUT_MARGIN, Rules
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.times import to_micros
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.dispatchers import Dispatchers
 from stepwell_server.engine.hooks.book import tell
@@ -72,7 +73,7 @@ from stepwell_server.storage.deployments import Deployment
 from stepwell_server.telemetry import Metrics
 
 CUT_GRACE = 1.0
-"""Seconds that streams get to end after the last unary call has: whoever still listens then is cut off."""
+"""Seconds that streams get to end after the last unary call. Then they are cut off."""
 
 LEAVE_GRACE = 2.0
 """Seconds for what the ended streams held to be given back."""
@@ -80,17 +81,17 @@ LEAVE_GRACE = 2.0
 log = structlog.get_logger()
 
 
-def open_database(url: URL) -> Database:
+def open_database(url: URL, tuning: Tuning = DEFAULT) -> Database:
     """The database behind the URL. It is not contacted yet."""
     failpoints = Failpoints(os.environ.get(FAILPOINT, ""))
     if url.get_backend_name() == "sqlite":
-        return Database(SqliteBackend(Path(url.database or "")), failpoints)
-    return Database(PostgresqlBackend(url), failpoints)
+        return Database(SqliteBackend(Path(url.database or "")), failpoints, tuning)
+    return Database(PostgresqlBackend(url, tuning), failpoints, tuning)
 
 
-def open_hints(url: URL) -> Hints:
+def open_hints(url: URL, tuning: Tuning = DEFAULT) -> Hints:
     """How a server on this database hears of other servers' commits."""
-    return NoHints() if url.get_backend_name() == "sqlite" else PostgresqlHints(url)
+    return NoHints() if url.get_backend_name() == "sqlite" else PostgresqlHints(url, tuning)
 
 
 class CannotUseDatabase(Exception):
@@ -115,7 +116,7 @@ def _usable_database() -> Iterator[None]:
 
 
 def _cause(error: BaseException) -> str:
-    """What the driver said, in one line."""
+    """The driver's message, in one line."""
     while error.__cause__ is not None and error.__cause__ is not error:
         error = error.__cause__
     said = str(getattr(error, "orig", None) or error).strip().splitlines() or [type(error).__name__]
@@ -174,13 +175,14 @@ def _bounds(settings: Settings) -> Bounds:
 class App:
     """A server that is running: its database, its listeners, its loops."""
 
-    def __init__(self, settings: Settings, db: Database) -> None:
+    def __init__(self, settings: Settings, db: Database, tuning: Tuning = DEFAULT) -> None:
         self.settings = settings
+        self.tuning = tuning
         self.db = db
         self.health = Health()
         self.metrics = Metrics()
         self._told: Counter[Fault] = Counter()
-        self._hints = open_hints(settings.database_url)
+        self._hints = open_hints(settings.database_url, tuning)
         self._admission = Admission(_bounds(settings))
         self._background: dict[str, Callable[[], Awaitable[None]]] = {}
         self._loops: list[asyncio.Task[None]] = []
@@ -188,15 +190,15 @@ class App:
         self._ops: OpsListener | None = None
 
     async def start(self) -> Addresses:
-        """Prepare the database, then listen and serve. Whatever fails here ends the start with a reason."""
+        """Prepare the database, then listen and serve. A failure here ends the start with a reason."""
         for warning in self.settings.warnings():
             log.warning("unsafe_setting", warning=warning)
         for address in (self.settings.listen, self.settings.ops_listen):
-            listeners.check_free(*split_address(address))  # before a database is created that nobody will serve
+            listeners.check_free(*split_address(address))  # before a database is created that would have no server
         with _usable_database():
             identity = await self._meet_database()
             self._assemble(identity)
-            await self._sweep.once()  # what is registered and due must be known before anything is decided
+            await self.sweep.once()  # what is registered and due must be known before anything is decided
             if self.db.faults[Fault.DAMAGED]:
                 raise Damaged("it is damaged")
         await self.health.start()
@@ -213,21 +215,21 @@ class App:
         return addresses
 
     def settle_time(self) -> float:
-        """Seconds for balancers to look away: as many as the operator says, else none where nobody is there."""
+        """Seconds for balancers to look away: as the operator set them, else none for a deserted server."""
         is_said = "drain_settle" in self.settings.model_fields_set
         return self.settings.drain_settle.total_seconds() if is_said or not self._admission.is_deserted() else 0.0
 
     async def drain(self, settle: float) -> None:
         """Leave without a failed call: look unready, let balancers look away, end what is in flight.
 
-        Streams are told to go when balancers look away, not before: who comes again through one would come back here.
+        Streams are told to go when balancers look away: before that, a balancer would send a client back here.
         """
         log.info("draining", again="ends it at once")
         await self.health.drain()
         await asyncio.sleep(settle)
         self._workers.drain()
         self._worker_calls.drain()
-        self._replica.drain()
+        self.replica.drain()
         self._dispatchers.drain()
         await self._admission.close(self.settings.drain_grace.total_seconds())
         await self.stop(CUT_GRACE)
@@ -265,18 +267,18 @@ class App:
         deadline = settings.unary_deadline.total_seconds()
         messages = Messages(settings.message_deadline.total_seconds())
         parser = Parser(settings.limits.to_limits())
-        return Pipeline(layers(self.metrics, self._admission, deadline), policy, messages, parser)
+        return Pipeline(layers(self.metrics, self._admission, deadline), policy, messages, parser, self.tuning)
 
     def _assemble(self, identity: Identity) -> None:
         """The replica, and the use cases that stand on it."""
         settings, virtual = self.settings, identity.deployment.virtual_clock
-        workflows = WorkflowKind(self.db)
+        workflows = WorkflowKind(self.db, self.tuning)
         rules = Rules(
             limits=identity.limits,
             times=settings.leases.to_times(),
             timeout_margin=0 if virtual else TIMEOUT_MARGIN,
         )
-        self._replica = replica = Replica(
+        self.replica = replica = Replica(
             self.db,
             self._hints,
             Kinds.of(workflows, HookKind(), listener=tell),
@@ -284,6 +286,7 @@ class App:
             timings=self.metrics.timings,
             virtual=virtual,
             embedded=settings.dispatch == "embedded",
+            tuning=self.tuning,
         )
         tokens, batches = PageTokens(identity.deployment.page_token_key), Batches(replica)
         self._workers = Workers(replica, tokens, identity.replica_id)
@@ -295,8 +298,8 @@ class App:
         operators = {**self._workflows.operators(), **self._hooks.operators()}
         self._transactions = Transactions(replica, batches, operators)
         self._namespaces = Namespaces(self.db, tokens, identity.limits, replica.registry)
-        self._sweep = Sweep(replica, self._workers, self._swept)
-        self._background = {**replica.loops(to_micros(settings.handler_retention)), "sweep": self._sweep.run}
+        self.sweep = Sweep(replica, self._workers, self._swept)
+        self._background = {**replica.loops(to_micros(settings.handler_retention)), "sweep": self.sweep.run}
         self._targets = Targets(replica, tokens, settings.allowed_webhooks, self._deliver_webhooks())
 
     def _deliver_webhooks(self) -> Callable[[], Awaitable[None]] | None:
@@ -305,7 +308,7 @@ class App:
         if not settings.webhooks:
             return None
         deliverer = Deliverer(settings.allowed_webhooks, settings.webhook_ca_file)
-        webhooks = Webhooks(self._replica, deliverer, settings.webhook_places)
+        webhooks = Webhooks(self.replica, deliverer, settings.webhook_places)
         self._background["webhooks"] = webhooks.run
         return webhooks.refresh
 
@@ -313,7 +316,7 @@ class App:
         """After each sweep: what hints may have missed is looked for, and what depends on the database is told."""
         await self._report_database(reachable)
         if reachable:
-            self._replica.kinds.heard(None)
+            self.replica.kinds.heard(None)
 
     def _servicers(self, identity: Identity) -> listeners.Servicers:
         settings, server = self.settings, Server(self.db, identity, self._hints)
@@ -322,7 +325,7 @@ class App:
             workflows=WorkflowServicer(self._workflows, self._instances),
             workers=WorkerServicer(self._workers, self._worker_calls, server, terms),
             namespaces=NamespaceServicer(self._namespaces),
-            clock=ClockServicer(Clock(self._replica)),
+            clock=ClockServicer(Clock(self.replica)),
             server=ServerServicer(server),
             dispatchers=DispatcherServicer(self._dispatchers, identity.replica_id),
             hooks=HookServicer(self._hooks, self._targets),
@@ -332,7 +335,8 @@ class App:
     async def _listen(self, identity: Identity) -> Addresses:
         settings = self.settings
         tls = (settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
-        api, health = (listeners.open_server(self._pipeline()) for _ in range(2))
+        handshake = self.tuning.handshake_timeout
+        api, health = (listeners.open_server(self._pipeline(), handshake) for _ in range(2))
         listeners.register_api(api, self.health, self._servicers(identity), with_reflection=settings.serves_reflection)
         listeners.register_health(health, self.health)
         listen = listeners.bind(api, *split_address(settings.listen), tls)

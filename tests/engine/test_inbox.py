@@ -12,8 +12,8 @@ import pytest
 
 from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import ServerBusy
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine import committer as committers
-from stepwell_server.engine.spine import inbox as inboxes
 from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
@@ -43,9 +43,9 @@ def waiting(sender: Sender, number: int = 0, size: int = 200) -> Waiting:
     return Waiting(Numbered(number, size), sender, asyncio.get_running_loop().create_future())
 
 
-def filled(*senders: Sender) -> Inbox:
+def filled(*senders: Sender, tuning: Tuning = DEFAULT) -> Inbox:
     """An inbox with a call of each, in this order."""
-    inbox = Inbox()
+    inbox = Inbox(tuning=tuning)
     for number, sender in enumerate(senders):
         inbox.put(waiting(sender, number))
     return inbox
@@ -90,9 +90,8 @@ async def test_calls_of_one_sender_keep_their_order_also_when_they_are_put_back(
     assert calls == {LOUD: [0, 2, 4, 6], OTHER: [1, 3, 5, 7]}
 
 
-async def test_a_full_inbox_refuses_whoever_has_most_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "INBOX_CALLS", 4)
-    inbox = Inbox()
+async def test_a_full_inbox_refuses_whoever_has_most_in_it() -> None:
+    inbox = Inbox(tuning=Tuning(inbox_calls=4))
     calls = [waiting(LOUD, number) for number in range(3)]
     for call in (*calls, waiting(QUIET, 3)):
         inbox.put(call)
@@ -109,9 +108,8 @@ async def test_a_full_inbox_refuses_whoever_has_most_in_it(monkeypatch: pytest.M
     assert sorted(one.call.entity for one in inbox.empty()) == [0, 3, 5, 6]  # type: ignore[type-var]
 
 
-async def test_a_namespace_has_no_larger_share_for_having_more_senders(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "INBOX_CALLS", 6)
-    inbox = filled(*(Sender("a", f"s{number}") for number in range(6)))
+async def test_a_namespace_has_no_larger_share_for_having_more_senders() -> None:
+    inbox = filled(*(Sender("a", f"s{number}") for number in range(6)), tuning=Tuning(inbox_calls=6))
 
     for number in range(3):
         inbox.put(waiting(OTHER, 10 + number))
@@ -121,9 +119,8 @@ async def test_a_namespace_has_no_larger_share_for_having_more_senders(monkeypat
     assert drained(inbox).count("other") == 3
 
 
-async def test_large_calls_make_room_for_a_small_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inboxes, "INBOX_BYTES", 3000)
-    inbox = Inbox()
+async def test_large_calls_make_room_for_a_small_one() -> None:
+    inbox = Inbox(tuning=Tuning(inbox_bytes=3000))
     large = [waiting(LOUD, number, 1400) for number in range(2)]
     for call in large:
         inbox.put(call)
@@ -149,23 +146,23 @@ async def test_a_group_has_calls_of_every_sender_that_waits() -> None:
     assert {one.sender for one in group} == {LOUD, QUIET, OTHER, SERVER}
 
 
-async def test_groups_are_small_while_namespaces_share_them_and_large_otherwise(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_groups_are_small_while_namespaces_share_them_and_large_otherwise() -> None:
     committer = Committer(None, Kinds.of(), Rules(), lambda committed: None)  # type: ignore[arg-type]
     for number in range(3000):
         committer.enqueue(Numbered(number), LOUD)
-    assert len(committer._next_group()) == committers.GROUP_CALLS
+    assert len(committer._next_group()) == DEFAULT.group_calls
 
     committer.enqueue(Numbered(1), OTHER)
     shared = [one.sender for one in committer._next_group()]
     assert (shared.count(LOUD), shared.count(OTHER)) == (committers.SHARE, 1)
     assert len(committer._next_group()) == committers.SHARE, "it may send again in a moment"
 
-    monkeypatch.setattr(committers, "SHARED_FOR", 0.0)
-    committer.enqueue(Numbered(2), OTHER)
-    committer._next_group()
-    assert len(committer._next_group()) == committers.GROUP_CALLS
+    again = Committer(None, Kinds.of(), Rules(), lambda committed: None, tuning=Tuning(shared_for=0.0))  # type: ignore[arg-type]
+    for number in range(3000):
+        again.enqueue(Numbered(number), LOUD)
+    again.enqueue(Numbered(2), OTHER)
+    again._next_group()
+    assert len(again._next_group()) == DEFAULT.group_calls
 
 
 async def test_each_namespace_has_a_share_of_a_group_however_many_there_are() -> None:

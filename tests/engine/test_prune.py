@@ -10,6 +10,7 @@ from sqlalchemy import Table, func, insert, select, update
 
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.values.times import DAY
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.engine.spine.loops import prune
 from stepwell_server.storage.database.database import Database, Tx
@@ -36,10 +37,9 @@ async def left_after_a_round(db: Database, table: Table, monkeypatch: pytest.Mon
         left.append(tx.execute(select(func.count()).select_from(table)).scalar_one())
         is_over.set()
 
-    monkeypatch.setattr(prune, "INTERVAL", 0.0)
-    monkeypatch.setattr(prune, "BATCH", 2)
     monkeypatch.setattr(sessions, "delete_gone", look)  # the end of a round
-    async with background(prune.prune(db, Kinds.of(), 30 * DAY)), asyncio.timeout(PATIENCE):
+    rounds = prune.prune(db, Kinds.of(), 30 * DAY, Tuning(prune_interval=0.0, prune_batch=2))
+    async with background(rounds), asyncio.timeout(PATIENCE):
         await is_over.wait()
     return left[0]
 

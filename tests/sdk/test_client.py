@@ -88,10 +88,10 @@ def unavailable_at_first(id: str) -> Any:
     return lambda asked: errors.pop() if errors and asked == id else None
 
 
+@pytest.mark.client_tuning(pauses=lambda: iter([5]))  # which none of the others would wait for
 async def test_a_create_whose_outcome_is_unknown_is_repeated_and_the_others_do_not_wait(
-    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, client: Client
 ) -> None:
-    monkeypatch.setattr("stepwell.client.batching.pauses", lambda: iter([5]))  # which none of the others would wait for
     server.workflows.refuse = unavailable_at_first("b")
     orders = client.workflow("order")
 

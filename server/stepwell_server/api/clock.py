@@ -36,7 +36,7 @@ class ClockServicer(ClockServiceServicer):
             case "to":
                 target = {"to": convert.timestamp_from_pb(request.to)}
             case _:
-                raise InvalidField("say how far to go: by, or to", field="target")
+                raise InvalidField("target is not set: set by or to", field="target")
         stand = await self._clock.advance(caller, **target, hangs_after=hangs_after)
         now = convert.timestamp_to_pb(stand.now)
         return pb.AdvanceClockResponse(now=now, arrived=stand.arrived, executing=stand.executing)

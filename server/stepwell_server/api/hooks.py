@@ -47,7 +47,7 @@ class HookServicer(HookServiceServicer):
 
     async def ListHooks(self, request: pb.ListHooksRequest, context: Context) -> pb.ListHooksResponse:
         if any(one not in _STATUSES for one in request.statuses):
-            raise InvalidField("statuses must name statuses", field="statuses")
+            raise InvalidField("statuses has an unspecified value; leave statuses empty to get all", field="statuses")
         namespace = convert.namespace_from_pb(request.namespace)
         wanted = HookFilter(namespace, request.name, tuple(_STATUSES[one] for one in request.statuses))
         page = await self._hooks.list(wanted, PageRequest(request.page_size, request.page_token))

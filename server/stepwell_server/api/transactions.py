@@ -24,7 +24,7 @@ _CATEGORIES = {
     "send_event": Category.EVENT,
     "trigger_hook": Category.CREATE,
 }
-"""What a caller must be allowed to, by the kind of operation."""
+"""The permission that each kind of operation needs."""
 
 
 class TransactionServicer(TransactionServiceServicer):

@@ -18,10 +18,6 @@ from stepwell_server.engine.workflows.calls import not_found
 from stepwell_server.engine.workflows.instances import Instances
 from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
 
-KEEPALIVE = 10.0
-"""Seconds after which an empty message says that the server is there."""
-MOST_FOLLOWED = 10_000
-"""Instances that one stream can follow."""
 MOST_REFUSALS = 500
 """Refusals that wait to be sent before no more is read. So many targets are taken in at once."""
 
@@ -48,7 +44,7 @@ class WatchStream:
     is_closed: bool = False
 
     async def serve(self, requests: AsyncIterator[pb.WatchInstancesRequest]) -> None:
-        """Tell of changes until the client has closed its side. One that does not read is cut off."""
+        """Send changes until the client has closed its side. A client that does not read is cut off."""
         reader = asyncio.create_task(self._read(requests))
         try:
             async with streams.checked(self.call):
@@ -102,9 +98,9 @@ class WatchStream:
     def _follow(self, target: pb.WatchTarget, head: Head, mark: int) -> None:
         key = _key(target)
         self._drop(key)
-        if len(self.followed) >= MOST_FOLLOWED:
-            most = f"a stream follows at most {MOST_FOLLOWED} instances"
-            self._refuse(target, StreamLimit(most, limit=MOST_FOLLOWED))
+        most = self.call.tuning.most_followed
+        if len(self.followed) >= most:
+            self._refuse(target, StreamLimit(f"a stream follows at most {most} instances", limit=most))
             return
         self.call.permit(key.namespace)
         self.followed[key] = _Followed(target, head.id)
@@ -133,7 +129,7 @@ class WatchStream:
         """The next messages: what was refused and what has changed, split by size, or a keepalive."""
         changed: list[tuple[Head, int]] = []
         with suppress(TimeoutError):
-            async with asyncio.timeout(KEEPALIVE):
+            async with asyncio.timeout(self.call.tuning.keepalive):
                 changed = await self.watcher.take()
         refusals, self.refusals = self.refusals, []
         self.has_room.set()

@@ -139,7 +139,7 @@ class WorkflowServicer(WorkflowServiceServicer):
             instance = await self._instances.wait(_key(request), longest)
         return pb.WaitInstanceResponse(instance=wire.instance_to_pb(instance))
 
-    async def WatchInstances(  # type: ignore[override]  # it writes to the context itself, to see when nobody reads
+    async def WatchInstances(  # type: ignore[override]  # it writes to the context itself, to see a peer that does not read
         self, request_iterator: AsyncIterator[pb.WatchInstancesRequest], context: Context
     ) -> None:
         await WatchStream(self._instances, current.get()).serve(request_iterator)
@@ -164,7 +164,7 @@ def new_event(namespace: str, item: pb.SendEventsItem) -> NewEvent:
 
 def _filter(request: pb.ListInstancesRequest) -> InstanceFilter:
     if any(one not in _STATUSES for one in request.statuses):
-        raise InvalidField("statuses must name statuses", field="statuses")
+        raise InvalidField("statuses has an unspecified value; leave statuses empty to get all", field="statuses")
     return InstanceFilter(
         namespace=convert.namespace_from_pb(request.namespace),
         workflow=request.workflow,

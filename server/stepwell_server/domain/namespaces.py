@@ -62,7 +62,7 @@ class NamespaceLimits:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSpec:
-    """What a caller decides about a namespace."""
+    """The settings of a namespace that a caller decides."""
 
     name: str
     description: str = ""

@@ -18,7 +18,7 @@ from stepwell_server.engine.sessions import Hello, register, state, touch
 from stepwell_server.engine.spine.assignments import Ask, Assignment, Capacity, Claimed
 from stepwell_server.engine.spine.calls import Answer, Claim, EndOvertime, Renew, ReportFrames
 from stepwell_server.engine.spine.claims import Rotation
-from stepwell_server.engine.spine.handout import LONGEST_PAUSE, SHORTEST_PAUSE
+from stepwell_server.engine.spine.handout import LONGEST_PAUSE
 from stepwell_server.engine.spine.inbox import Sender
 from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.engine.spine.waits import Waits
@@ -38,7 +38,7 @@ class WorkerCalls:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._waits = Waits()
+        self._waits = Waits(replica.tuning.drain_wait)
         self._rotation = Rotation()
 
     def drain(self) -> None:
@@ -77,13 +77,14 @@ class WorkerCalls:
         return await self._replica.assignments([assignment.task for assignment in claimed.assigned])
 
     async def give_back(self, left_out: Iterable[Assignment]) -> None:
-        """Return what was claimed and does not fit into the answer, uncounted, before anybody can ask for more."""
+        """Return claimed tasks that do not fit into the answer, uncounted, before the next claim."""
         answers = [self._replica.handout.deliveries.give_back(assignment) for assignment in left_out]
         await asyncio.gather(*filter(None, answers), return_exceptions=True)
 
     async def _claim_within(self, capacity: Capacity, sender: Sender, wait: Micros) -> Claimed:
         loop, bus = asyncio.get_running_loop(), self._replica.bus
-        ends, pause, was_draining = self._waits.ends(wait / SECOND), SHORTEST_PAUSE, self._waits.is_draining
+        ends, was_draining = self._waits.ends(wait / SECOND), self._waits.is_draining
+        pause = self._replica.tuning.claim_pause
         patience = 0 if bus.time.virtual else STICKY
         while True:
             number = bus.number

@@ -155,7 +155,7 @@ class Workers:
         return number, kept, returned, at
 
     async def limits_of(self, namespace: str) -> Limits:
-        """What workers of a namespace may send."""
+        """The limits of frames in a namespace."""
         registry = self._replica.registry
         own = await registry.limits_of(namespace)
         return replace(

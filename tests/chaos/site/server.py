@@ -93,7 +93,7 @@ def main(config: dict[str, Any], arguments: list[str]) -> int:
     def stumbling(url: URL) -> Database:
         db = open_database(url)
         seed = random.Random(f"{config['seed']}/{config['name']}").getrandbits(32)
-        backend = StumblingBackend(db._backend, rates, seed, commit_ms=config.get("commit_ms", 0.0), recorder=recorder)
+        backend = StumblingBackend(db.backend, rates, seed, commit_ms=config.get("commit_ms", 0.0), recorder=recorder)
         return Database(backend, db.failpoints)
 
     app.open_database = stumbling

@@ -21,6 +21,7 @@ from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
 from stepwell_server.domain.values.times import HOUR, MINUTE, SECOND, Micros
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.domain.workflows.frames import BeginSteps, Finish, StepDone, StepFailed, Suspend, Wait
 from stepwell_server.domain.workflows.instances import (
     Event,
@@ -164,11 +165,14 @@ class Engine:
     db: Database
     times: LeaseTimes = field(default_factory=LeaseTimes)
     hints: Hints = field(default_factory=NoHints)
+    tuning: Tuning = DEFAULT
 
     def __post_init__(self) -> None:
-        rules, kind = Rules(times=self.times, timeout_margin=0), WorkflowKind(self.db)
+        rules, kind = Rules(times=self.times, timeout_margin=0), WorkflowKind(self.db, self.tuning)
         kinds = Kinds.of(kind, HookKind(), listener=tell)
-        self.replica = Recorded(self.db, self.hints, kinds, rules, timings=Timings(), virtual=True, embedded=True)
+        self.replica = Recorded(
+            self.db, self.hints, kinds, rules, timings=Timings(), virtual=True, embedded=True, tuning=self.tuning
+        )
         self.watches = kind.watches
         self.batches = Batches(self.replica)
         tokens = PageTokens(b"k" * 32)
@@ -426,14 +430,15 @@ async def replicas_on(
     number: int = 1,
     times: LeaseTimes | None = None,
     hints: Callable[[URL], Hints] = lambda url: NoHints(),
+    tuning: Tuning = DEFAULT,
 ) -> AsyncIterator[list[Engine]]:
     """Replicas on one database with a virtual clock. SQLite takes one only."""
     async with AsyncExitStack() as stack:
         url = make_url(database_url)
-        databases = [open_database(url) for _ in range(number)]
+        databases = [open_database(url, tuning) for _ in range(number)]
         for db in databases:
             stack.push_async_callback(db.close)
         await databases[0].run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=True))
-        engines = [Engine(db, times or LeaseTimes(), hints(url)) for db in databases]
+        engines = [Engine(db, times or LeaseTimes(), hints(url), tuning) for db in databases]
         await stack.enter_async_context(running(*engines))
         yield engines

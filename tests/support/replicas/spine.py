@@ -19,6 +19,7 @@ from stepwell_server.domain.spine.tasks import NewTask, Task, Verdict
 from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.values.times import SECOND
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine import calls
 from stepwell_server.engine.spine.assignments import Ask, Capacity, Claimed
 from stepwell_server.engine.spine.books import HotCall
@@ -72,10 +73,13 @@ class Spine:
     times: LeaseTimes = field(default_factory=LeaseTimes)
     hints: Hints = field(default_factory=NoHints)
     kind: TicketKind = field(default_factory=TicketKind)
+    tuning: Tuning = DEFAULT
 
     def __post_init__(self) -> None:
         rules, kinds = Rules(times=self.times), Kinds.of(self.kind)
-        self.replica = Recorded(self.db, self.hints, kinds, rules, timings=Timings(), virtual=False, embedded=False)
+        self.replica = Recorded(
+            self.db, self.hints, kinds, rules, timings=Timings(), virtual=False, embedded=False, tuning=self.tuning
+        )
 
     @property
     def committer(self) -> Committer:

@@ -15,14 +15,17 @@ from typing import Generic, TypeAlias
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from stepwell.backoff import pauses
 from stepwell.calls import AnswerT, ItemT, Result, ResultT
 from stepwell.errors import CallFailed
 from stepwell.packing import packed
+from stepwell.tuning import DEFAULT, Tuning
 from stepwell.v1 import errors_pb2
 
 Send: TypeAlias = Callable[[Sequence[ItemT], float], Awaitable[Sequence[AnswerT]]]
 """Sends items, each of which carries its request_id, within so many seconds; answers one by one."""
+
+HEAD_START = 0.1
+"""Seconds by which a batch ends before the last of its callers gives up."""
 
 _UNAVAILABLE: int = StatusCode.UNAVAILABLE.value[0]
 _BUSY = frozenset({errors_pb2.ERROR_REASON_SERVER_BUSY, errors_pb2.ERROR_REASON_RATE_LIMITED})
@@ -47,7 +50,7 @@ class MostItems:
 
 @dataclass(slots=True, eq=False)
 class _Asked(Generic[ItemT, AnswerT]):
-    """An item, the answer that its caller waits for, and until when."""
+    """An item, the future of its answer, and its deadline."""
 
     item: ItemT
     answer: asyncio.Future[AnswerT]
@@ -57,7 +60,7 @@ class _Asked(Generic[ItemT, AnswerT]):
 class Coalescer(Generic[ItemT, AnswerT]):
     """Sends items one batch at a time. A batch that fails fails for each of its callers, and is never mixed anew.
 
-    One that had more items than the server takes goes again, in smaller ones: nothing of it was looked at.
+    A batch that had more items than the server takes goes again, in smaller ones: nothing of it was looked at.
     """
 
     def __init__(self, send: Send[ItemT, AnswerT], most: MostItems) -> None:
@@ -120,6 +123,7 @@ class Coalescer(Generic[ItemT, AnswerT]):
             return
         self._sent = batch
         left = max(asked.deadline for asked in batch) - asyncio.get_running_loop().time()
+        left -= min(HEAD_START, left / 10)  # else the callers give up first, and are not told why there was no answer
         try:
             results = await self._send([asked.item for asked in batch], left)
             for asked, result in zip(batch, results, strict=True):
@@ -140,26 +144,28 @@ class Coalescer(Generic[ItemT, AnswerT]):
             self._sent = ()
 
     def _take(self) -> list[_Asked[ItemT, AnswerT]]:
-        """As many as may go together, without those that nobody waits for any more."""
+        """As many as may go together, without those whose callers have gone."""
         first = next(packed(self._queue, lambda asked: _size(asked.item), self._most.number), [])
         batch = [self._queue.popleft() for _ in first]
         return [asked for asked in batch if not asked.answer.done()]
 
 
-async def until_available(send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float) -> list[ResultT]:
+async def until_available(
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, tuning: Tuning = DEFAULT
+) -> list[ResultT]:
     """Send items, and again those whose own answer is that the server cannot now, until the time is over."""
     deadline = asyncio.get_running_loop().time() + seconds
-    return await repeated(send, items, list(await send(items, seconds)), deadline)
+    return await repeated(send, items, list(await send(items, seconds)), deadline, tuning)
 
 
 async def repeated(
-    send: Send[ItemT, ResultT], items: Sequence[ItemT], results: list[ResultT], deadline: float
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], results: list[ResultT], deadline: float, tuning: Tuning
 ) -> list[ResultT]:
     """The results, of which those that say that the server cannot now are replaced: their items are sent again.
 
     So does the channel with a call that is answered so as a whole. The caller cannot: it would be another request_id.
     """
-    for pause in pauses():
+    for pause in tuning.pauses():
         again = [at for at, result in enumerate(results) if is_passing(result)]
         left = deadline - asyncio.get_running_loop().time() - pause
         if not again or left <= 0:
@@ -171,14 +177,14 @@ async def repeated(
 
 
 async def in_batches(
-    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, most: MostItems
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, most: MostItems, tuning: Tuning = DEFAULT
 ) -> list[ResultT]:
     """Send items in as few batches as their number and bytes allow, one after the other, each within the time."""
     results: list[ResultT] = []
     while len(results) < len(items):
         batch = next(packed(islice(items, len(results), None), _size, most.number))
         try:
-            results += await until_available(send, batch, seconds)
+            results += await until_available(send, batch, seconds, tuning)
         except CallFailed as failure:
             if not most.learns_from(failure, len(batch)):
                 raise

@@ -8,7 +8,7 @@ from stepwell.worker.host import Memory, MemoryKey, Work
 
 
 class Cache:
-    """Remembers so much work, of so many bytes together. What was remembered first is dropped first."""
+    """Remembers so much work, of so many bytes together. The oldest work is dropped first."""
 
     def __init__(self, most: int, most_bytes: int) -> None:
         self._most = most
@@ -27,7 +27,7 @@ class Cache:
             oldest.drop()
 
     def take(self, key: MemoryKey) -> Work | None:
-        """What was remembered, which it is no longer."""
+        """Take remembered work out."""
         work, its_bytes = self._works.pop(key, (None, 0))
         self._bytes -= its_bytes
         return work

@@ -57,7 +57,7 @@ class WorkflowFunction:
 
     @property
     def about(self) -> dict[str, str]:
-        """What log lines about the run say."""
+        """The fields of log lines about the run."""
         return {"workflow": self.definition.name, "instance_id": self.key}
 
     def begin(self, task: pb.WorkflowInput, step: WorkflowStep, ended: Ended) -> None:

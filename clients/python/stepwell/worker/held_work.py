@@ -1,4 +1,4 @@
-"""What a worker holds: leases with the work under them, and suspended runs. It is the host of all of it."""
+"""Held work of a worker: leases with the work under them, and suspended runs. It is the host of all of it."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ class HeldWork:
         self._cache.clear()
 
     async def close(self) -> None:
-        """Drop everything, and see the functions end. One that does not must not keep the process from ending."""
+        """Drop everything, and see the functions end. A function that does not end must not keep the process alive."""
         self.drop_everything()
         if asyncio.all_tasks() & set(self._left):
             await asyncio.wait(asyncio.all_tasks() & set(self._left), timeout=_SECONDS_TO_END)

@@ -1,4 +1,4 @@
-"""What a worker and its work need of each other: the work under a lease, and the worker around it."""
+"""The contract of a worker and its work: the work under a lease, and the worker around it."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Phase(Enum):
 
 
 class Work(ABC):
-    """What a worker does under a lease: a run, or a job. What has no steps hears nothing of them."""
+    """Work under a lease: a run, or a job. Work without steps hears nothing of steps."""
 
     has_state: ClassVar[bool] = False
     """Whether a Task may leave out what the server keeps of it. Otherwise all there is comes with the Task."""

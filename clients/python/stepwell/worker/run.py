@@ -140,7 +140,7 @@ class Run(StatefulWork):
     def refused(self, number: int, reason: str, message: str) -> None:
         """A frame was refused although the SDK had checked it: the run ends with that as its failure.
 
-        What the function did since has no ground; executing it again would only lead to the same refusal.
+        Later work of the function has no ground; executing it again would only lead to the same refusal.
         """
         report = self._reports.answered(number)
         if report is None or self._standing.is_dropped:

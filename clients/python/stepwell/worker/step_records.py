@@ -1,4 +1,4 @@
-"""What a run knows of its steps: those that are done, and those that the server keeps for later."""
+"""The steps of a run: those that are done, and those that the server keeps for later."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class StepRecords:
             self._counted.add(state.name)
 
     def get(self, name: str) -> pb.StepState | None:
-        """What is known of a step."""
+        """The known state of a step."""
         return self._states.get(name)
 
     def is_news(self, state: pb.StepState) -> bool:
@@ -57,7 +57,7 @@ class StepRecords:
         return 0 if known is None else known.attempts
 
     def recall(self, name: str, type: states.StepType.ValueType, max_steps: float) -> pb.StepState | None:
-        """What is known of a step that the function asks for; raises what is wrong with asking."""
+        """The known state of a step that the function asks for. Raises if the function may not ask for it."""
         known = self._states.get(name)
         if known is not None:
             if known.type != type:

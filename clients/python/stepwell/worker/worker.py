@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -57,7 +58,7 @@ class Worker:
         clock: Clock | None = None,
     ) -> None:
         given = app or App()
-        self.app = App(workflows=[*given.workflows, *workflows], hooks=[*given.hooks, *hooks])
+        self.app = replace(given, workflows=[*given.workflows, *workflows], hooks=[*given.hooks, *hooks])
         if max_tasks < 1 or threads < 1 or cache < 0 or cache_bytes < 0:
             raise ValueError("max_tasks and threads are at least 1, cache and cache_bytes at least 0")
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
@@ -165,7 +166,7 @@ class Worker:
         await self._held.close()
         self._pool.close()
         if not self._serving.cancelled():
-            self._serving.exception()  # which counts as seen: whoever waits for it, or leaves the block, is told
+            self._serving.exception()  # which counts as seen: a caller that waits for it, or leaves the block, is told
 
     def _hello(self) -> pb.Hello:
         return pb.Hello(

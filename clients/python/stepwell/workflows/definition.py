@@ -1,4 +1,4 @@
-"""What an author writes: workflows, as classes or as functions."""
+"""Definitions of workflows: classes or functions."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True)
 class WorkflowEvent(Generic[P]):
-    """What a run begins with: the instance's parameters, and what identifies it."""
+    """The event that a run begins with: the instance's parameters, and its identity."""
 
     payload: P
     timestamp: datetime
@@ -79,7 +79,7 @@ class WorkflowDefinition(Generic[P, R]):
         return self.program(None)(event, step)
 
     def to_handler(self) -> pb.Handler:
-        """What Hello says of it."""
+        """Its part of Hello."""
         described = pb.WorkflowDefinition(description=self.description)
         return pb.Handler(kind=self.kind, name=self.name, workflow=described)
 

@@ -177,7 +177,7 @@ class Instance(Generic[R]):
         return instance_info(await self.fetch(), self.result_type)
 
     async def result(self, timeout: DurationLike | None = None) -> R:  # noqa: ASYNC109 - also takes text
-        """What the current run returned, when it has ended.
+        """Wait for the current run to end, and return its output.
 
         WorkflowFailed if it errored, WorkflowTerminated if it was terminated, TimeoutError if it has not ended in time.
         """

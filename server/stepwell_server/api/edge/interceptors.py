@@ -1,9 +1,9 @@
-"""What surrounds every call: logs and metrics, errors, authorisation, admission, deadlines, parsing.
+"""The layers around every call: logs and metrics, errors, authorisation, admission, deadlines, parsing.
 
-Each concern is one async context manager around the call, so that it is written once for unary calls and streams
-alike. `Pipeline` nests them in the order of `layers()`, reads and parses the raw bytes itself (grpc.aio would read the
-message of a unary call before anything else, and answer an undecodable one with UNKNOWN and the exception's text) and
-hands the servicer a checked message.
+Each concern is one async context manager around the call, written once for unary calls and streams. `Pipeline` nests
+them in the order of `layers()`. It reads and parses the raw bytes itself, and hands the servicer a checked message:
+grpc.aio would read the message of a unary call first, and answer an undecodable one with UNKNOWN and the text of
+the exception.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from stepwell_server.api.edge.parsing import Parser
 from stepwell_server.domain.namespaces import DEFAULT_NAMESPACE
 from stepwell_server.domain.values.errors import ServerDeadline, StepwellError
 from stepwell_server.domain.values.times import LONGEST_WAIT, SECOND
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.telemetry import Metrics
 
 Layer: TypeAlias = Callable[[Call], AbstractAsyncContextManager[None]]
@@ -50,11 +51,14 @@ log = structlog.get_logger()
 class Pipeline(aio.ServerInterceptor):
     """Wraps every method once, with all layers around it."""
 
-    def __init__(self, layers: list[Layer], policy: Policy, messages: Messages, parser: Parser) -> None:
+    def __init__(
+        self, layers: list[Layer], policy: Policy, messages: Messages, parser: Parser, tuning: Tuning = DEFAULT
+    ) -> None:
         self._layers = layers
         self._policy = policy
         self._messages = messages
         self._parser = parser
+        self._tuning = tuning
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -81,7 +85,9 @@ class Pipeline(aio.ServerInterceptor):
         inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def serve(raw: Any, context: Context) -> Any:
-            async with self._around(Call(method, handler.request_streaming, context, self._policy)) as call:
+            async with self._around(
+                Call(method, handler.request_streaming, context, self._policy, self._tuning)
+            ) as call:
                 return await inner(await self._request(handler, raw, call), context)
 
         return serve
@@ -90,7 +96,7 @@ class Pipeline(aio.ServerInterceptor):
         inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
         async def serve(raw: Any, context: Context) -> Any:
-            async with self._around(Call(method, True, context, self._policy)) as call:
+            async with self._around(self._call(method, True, context)) as call:
                 request = await self._request(handler, raw, call)
                 # With the first message they would be sent a second time if it is cut off: the status would be lost.
                 await context.send_initial_metadata(())
@@ -102,6 +108,9 @@ class Pipeline(aio.ServerInterceptor):
                     yield response
 
         return serve
+
+    def _call(self, method: str, streaming: bool, context: Context) -> Call:
+        return Call(method, streaming, context, self._policy, self._tuning)
 
     @asynccontextmanager
     async def _around(self, call: Call) -> AsyncIterator[Call]:
@@ -121,7 +130,7 @@ class Pipeline(aio.ServerInterceptor):
 
 
 def _permit(call: Call, namespace: str) -> None:
-    """Ask the policy, unless the method is for everybody, or asks by itself."""
+    """Ask the policy, unless the method is open to every caller, or asks by itself."""
     if call.method not in _UNASKED:
         call.permit(namespace)
 

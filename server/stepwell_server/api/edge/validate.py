@@ -30,10 +30,10 @@ _LAST_SECOND = 253_402_300_799  # 9999-12-31
 BATCHES = {
     f"stepwell.v1.{name}.items" for name in ("CreateInstancesRequest", "SendEventsRequest", "TriggerHooksRequest")
 }
-"""Fields whose items are decided each by itself: they are left to whoever reads them."""
+"""Fields whose items are decided each by itself: their reader checks them."""
 
 Check: TypeAlias = Callable[[Any, str], Iterable[int] | None]
-"""Refuses a value that cannot be, under the name that it has in the request: at once, or in parts where it is large."""
+"""Refuses an impossible value under its name in the request: at once, or in parts where it is large."""
 
 
 class Validator:
@@ -44,8 +44,10 @@ class Validator:
         self._checks: dict[str, dict[int, Check]] = {}
 
     def check(self, message: Message, path: str = "") -> None:
-        """Refuse too many elements, NUL in a string, an unknown enum number and a time out of range, anywhere in the
-        message but in the items of a batch: those are only counted. Nothing is looked into before it is counted."""
+        """Refuse too many elements, NUL in a string, an unknown enum number and a time out of range.
+
+        Items of a batch are only counted. Nothing is looked into before it is counted.
+        """
         for _ in self.parts(message, path):
             pass
 

@@ -75,7 +75,7 @@ class Secret:
 
     @property
     def fingerprint(self) -> str:
-        """What tells it from others, and does not tell it."""
+        """A fingerprint, which tells secrets apart without showing them."""
         return hashlib.sha256(self.key).hexdigest()
 
 
@@ -181,7 +181,7 @@ def request_of(target: Target, endpoint: Endpoint, delivery: Delivery, user_agen
 
 
 def judge(status: int, retry_after: str | None, body: bytes, now: Micros) -> DeliveryResult:
-    """What the answer means: only 2xx is success, 410 is the end, and a busy receiver may say when to come back."""
+    """Judge an answer: only 2xx is success, 410 is the end, and a busy receiver may say when to come back."""
     if 200 <= status < 300:
         return Completed()
     failure = Failure("WEBHOOK_FAILED", _told(status, body))
@@ -268,7 +268,7 @@ def _secret(text: str) -> Secret:
 
 
 def _told(status: int, body: bytes) -> str:
-    """What is kept of an answer: the status, and the beginning of the body with nothing unprintable in it."""
+    """The kept part of an answer: the status, and the beginning of the body with nothing unprintable in it."""
     text = body[:KEPT_BODY_BYTES].decode(errors="ignore")
     shown = "".join(one if one.isprintable() else " " for one in text).strip()
     return f"the receiver answered {status}" + (f": {shown}" if shown else "")

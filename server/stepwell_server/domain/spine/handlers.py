@@ -10,7 +10,7 @@ from stepwell_server.domain.values.times import Micros
 
 
 class TaskKind(StrEnum):
-    """What a task advances. Kinds are added with the primitives they belong to."""
+    """The kind of thing that a task advances. Kinds are added with the primitives they belong to."""
 
     WORKFLOW = "workflow"
     HOOK = "hook"

@@ -9,7 +9,7 @@ from stepwell_server.domain.values.names import check_request_id
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """Who asks for a change, and for which: two calls with one request id must ask for the same."""
+    """A request for a change, and its caller: two calls with one request id must ask for the same."""
 
     principal: str = ""
     method: str = ""

@@ -1,4 +1,4 @@
-"""What the server accepts. Operators can change each value; clients read them from GetServerInfo."""
+"""The limits of the server. Operators can change each value; clients read them from GetServerInfo."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ class Limits:
     """Bounds on what callers may send. A namespace can lower some of them for itself."""
 
     message_bytes: int = 4 * 1024 * 1024
+    message_values: int = 250_000
+    """Values of any kind in one message, however they are nested."""
     payload_bytes: int = 1024 * 1024
     payload_depth: int = 64
     batch_items: int = 100

@@ -38,7 +38,7 @@ class Hooks:
     tokens: PageTokens
 
     async def trigger(self, items: Sequence[tuple[NewHook | StepwellError, Asked]]) -> list[Hook | StepwellError]:
-        """Store hooks, each decided by itself, in order. What could not be read is refused in its place."""
+        """Store hooks, each decided by itself, in order. An item that could not be read is refused in its place."""
         return things(await self.batches.take(items, self._checked, _triggering))
 
     async def _checked(self, new: NewHook) -> NewHook:
@@ -95,7 +95,7 @@ class Hooks:
         return await self._change(key, asked, change, lambda tasks, at: committed_by(tasks, [], at))
 
     async def cancel(self, key: HookKey, asked: Asked) -> Hook:
-        """End a hook that has not ended. What its handler still reports is not stored."""
+        """End a hook that has not ended. Later reports of its handler are not stored."""
 
         def change(tx: Tx, hook: Hook, task: Task | None, at: Stamp) -> list[Task]:
             hook.check_can_cancel()
@@ -116,7 +116,7 @@ class Hooks:
         change: Callable[[Tx, Hook, Task | None, Stamp], Sequence[Task]],
         news: Callable[[Sequence[Task], Stamp], Committed],
     ) -> Hook:
-        """Change one hook under its lock, once per request id, and tell everybody."""
+        """Change one hook under its lock, once per request id, and announce it."""
         asked.check()
         touched = list[Task]()
         await self.replica.registry.limits_of(key.namespace)

@@ -29,7 +29,7 @@ UNSERVED_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class HookInput:
-    """What a worker must know of a hook."""
+    """The input of a job that executes a hook."""
 
     hook: Hook
 

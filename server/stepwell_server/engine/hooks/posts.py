@@ -1,8 +1,8 @@
 """Deliveries: one signed POST to one receiver, over a connection that goes only where it may.
 
-The name is resolved once, every address is judged, and the connection goes to one of exactly these, whatever the name
-means by then. Nothing is followed and nothing is kept: no redirects, no proxies of the environment, one request per
-connection.
+The name is resolved once, and every address is checked. The connection goes to one of these addresses, even if the
+name has another by then. There are no redirects and no proxies of the environment, and a connection carries one
+request.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ Dial: TypeAlias = Callable[[IpAddress, int], Awaitable[socket.socket]]
 
 @dataclass(frozen=True, slots=True)
 class DeliveryLimits:
-    """What a receiver may cost: seconds to connect and in total, bytes of headers and of body that are read."""
+    """Bounds on one delivery: seconds to connect and in total, bytes of headers and of body that are read."""
 
     connect: float = 5.0
     total: float = 15.0
@@ -109,7 +109,7 @@ class Deliverer:
             self._tls.load_verify_locations(ca_file)
 
     async def deliver(self, target: Target, delivery: Delivery) -> DeliveryResult:
-        """Attempt it once and say what became of it. Whatever the receiver does is a result, never an exception."""
+        """Attempt it once and return the result. An error of the receiver is a result, never an exception."""
         try:
             return await self._attempt(target, delivery)
         except (InvalidWebhookUrl, SsrfBlocked) as refused:
@@ -153,7 +153,7 @@ class Deliverer:
             raise TimeoutError(f"no connection within {self._limits.connect:g} seconds") from None
 
     async def _checked_addresses(self, endpoint: Endpoint) -> Sequence[IpAddress]:
-        """The addresses of the host, looked up once. One that is not public spoils them all."""
+        """The addresses of the host, looked up once. One address that is not public refuses the host."""
         addresses = await self._resolve(endpoint.host, endpoint.port)
         vouched_for = (endpoint.host, endpoint.port) in self._allowed
         if not vouched_for and not all(is_public(address) for address in addresses):
@@ -161,7 +161,7 @@ class Deliverer:
         return addresses
 
     async def _dial_one(self, addresses: Sequence[IpAddress], port: int) -> socket.socket:
-        """A connection to the first of these that answers, and to nobody else."""
+        """Connect to the first of these addresses that answers, and to no other."""
         failed = OSError("the host has no address")
         for address in dict.fromkeys(addresses):
             try:

@@ -1,8 +1,8 @@
 """The replica as the worker of webhooks: it takes their hooks like any worker, and delivers them.
 
-A delivery is an execution of the hook's own task: leased, fenced and counted by the spine, executed after the commit
-that leased it, outside of any transaction. How many there are at a time for one target is the limit of its handler;
-one namespace has a share of all places, and a target that is broken rests.
+A delivery is an execution of the hook's own task: the spine leases, fences and counts it. It begins after the commit
+of its lease, outside of any transaction. The limit of a handler bounds the deliveries to its target at a time. One
+namespace has a share of all places, and a broken target rests.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ Thing = TypeVar("Thing", bound=Keyed)
 
 @dataclass(frozen=True, slots=True)
 class Created(Generic[Thing]):
-    """What a call created, or had created when it was first sent."""
+    """The thing that a call created, now or when it was first sent."""
 
     thing: Thing
     is_new: bool = False
@@ -44,13 +44,13 @@ class Store(Generic[New, Thing]):
     insert: Callable[[Tx, Sequence[Birth[New]]], set[int]]
     """Store what is not there yet, and return its numbers."""
     find: Callable[[Tx, Iterable[Birth[New]]], Sequence[Found[Thing]]]
-    """What is there already, by key or by request."""
+    """The things that exist already, by key or by request."""
     task: Callable[[Birth[New]], NewTask]
 
 
 @dataclass(slots=True)
 class Births(Generic[New, Thing]):
-    """What the calls of one group create of one kind."""
+    """The things of one kind that the calls of one group create."""
 
     store: Store[New, Thing]
     wanted: dict[Key, Wanted[New]] = field(default_factory=dict)
@@ -122,11 +122,11 @@ class Create(HotCall, Generic[New, Thing]):
         return Later(lambda: self._outcome(group, births))
 
     def births(self, group: Group) -> Births[New, Thing]:
-        """What the group creates of this kind."""
+        """The things of this kind that the group creates."""
         raise NotImplementedError
 
     def newborn(self, group: Group, birth: Birth[New]) -> Thing:
-        """What was just stored."""
+        """Convert the thing that was just stored."""
         raise NotImplementedError
 
     def exists(self) -> StepwellError:
@@ -158,5 +158,5 @@ class Create(HotCall, Generic[New, Thing]):
 
 
 def things(answers: Iterable[Any]) -> list[Any]:
-    """What calls created; refusals stay as they are."""
+    """The things that calls created; refusals stay as they are."""
     return [answer.thing if isinstance(answer, Created) else answer for answer in answers]

@@ -27,6 +27,7 @@ from stepwell_server.domain.values.errors import (
     ShuttingDown,
     StepwellError,
 )
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.books import HotCall, Undecided
 from stepwell_server.engine.spine.group import GroupResult, run_group
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
@@ -34,14 +35,10 @@ from stepwell_server.engine.spine.kinds import Committed, Kinds
 from stepwell_server.engine.spine.timings import Stage, Timings, Way
 from stepwell_server.storage.database.database import Database, TxOptions
 
-GROUP_CALLS = 500
 SHARE = 10
 """Calls of each namespace in a group while several send: whoever comes then waits for a small one."""
 SHARE_BYTES = 8 * 1024
 """Of a call, for which it counts as one more."""
-SHARED_FOR = 1.0
-"""Seconds for which they are taken to do so."""
-GROUP_BYTES = 4 * 1024 * 1024
 PATIENCE = 3
 """Groups that a call waits out before it takes the slow lane."""
 SHORTEST_PAUSE = 0.001
@@ -66,7 +63,8 @@ class Committer:
     mark: Callable[[], int] = int
     """What the wake bus has noted, to be asked before a transaction begins."""
     timings: Timings = field(default_factory=Timings)
-    _inbox: Inbox = field(default_factory=Inbox)
+    tuning: Tuning = DEFAULT
+    _inbox: Inbox = field(init=False)
     _shared_until: float = 0.0
     """Until then groups are small, whoever sends."""
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
@@ -74,6 +72,9 @@ class Committer:
     """Calls on the slow lane, by their entity."""
     _lane: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One of them at a time: however many rows are locked, waiting for them takes one connection."""
+
+    def __post_init__(self) -> None:
+        self._inbox = Inbox(tuning=self.tuning)
 
     async def submit(self, call: HotCall, sender: Sender = SERVER) -> Any:
         """Commit the call with others and return its answer, or raise its refusal."""
@@ -113,7 +114,7 @@ class Committer:
         group: list[Waiting] = []
         behind: list[Waiting] = []
         size, share, taken = 0, self._share(), Counter[str]()
-        while self._inbox and len(group) < GROUP_CALLS and (not group or size < GROUP_BYTES):
+        while self._inbox and len(group) < self.tuning.group_calls and (not group or size < self.tuning.group_bytes):
             waiting = self._inbox.take()
             if waiting.call.entity in self._slow:
                 behind.append(waiting)
@@ -130,8 +131,8 @@ class Committer:
         """How much of a group one namespace may have: little while several send, so that each has its turn soon."""
         now = asyncio.get_running_loop().time()
         if self._inbox.is_shared:
-            self._shared_until = now + SHARED_FOR
-        return SHARE if now < self._shared_until else GROUP_CALLS
+            self._shared_until = now + self.tuning.shared_for
+        return SHARE if now < self._shared_until else self.tuning.group_calls
 
     async def _commit(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""

@@ -15,10 +15,8 @@ from time import perf_counter
 from typing import Any, NamedTuple
 
 from stepwell_server.domain.values.errors import ServerBusy
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.books import HotCall
-
-INBOX_CALLS = 10_000
-INBOX_BYTES = 64 * 1024 * 1024
 
 
 class Sender(NamedTuple):
@@ -87,6 +85,7 @@ class Inbox(_Load):
     """Calls that wait for the committer. Whose turn it is comes first."""
 
     name: str = ""
+    tuning: Tuning = DEFAULT
     tenants: dict[str, _Tenant] = field(default_factory=dict)
     turns: deque[_Tenant] = field(default_factory=deque)
 
@@ -101,7 +100,7 @@ class Inbox(_Load):
     def put(self, waiting: Waiting) -> None:
         """Take a call in. Raises `ServerBusy` if there is no room and its sender is the one that has most in here."""
         self._line_for(waiting).calls.append(waiting)
-        while self.count > INBOX_CALLS or self.size > INBOX_BYTES:
+        while self.count > self.tuning.inbox_calls or self.size > self.tuning.inbox_bytes:
             busy = ServerBusy("more is waiting to be committed than the server takes", retry_after=0.1)
             newest = self._newest_of_most(waiting.sender)
             if newest is waiting:
@@ -157,7 +156,7 @@ class Inbox(_Load):
 
         Of several that have as much it is the one that comes just now.
         """
-        by_count = self.count > INBOX_CALLS
+        by_count = self.count > self.tuning.inbox_calls
 
         def load(one: _Load, coming: str) -> tuple[int, bool]:
             return one.count if by_count else one.size, one.name == coming

@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a transaction changed, for all that wait for something."""
+    """The changes of a transaction, for all parts that wait for something."""
 
     handlers: frozenset[Handler]
     """Those whose tasks it touched."""
@@ -39,15 +39,15 @@ class Committed:
     slots_freed: frozenset[Handler] = frozenset()
     """Handlers of which something is no longer held: another task may take its place."""
     wakes: tuple[HandlerWake, ...] = ()
-    """What was read about handlers after all else was written: by claims that got less than they could take."""
+    """Wakes of handlers, read after all else was written: by claims that got less than they could take."""
     mark: int = 0
-    """What was noted on the wake bus before that could be read."""
+    """The mark of the wake bus before that could be read."""
     must_look: frozenset[int] = frozenset()
     """Tasks whose holders must look: something came, or they are to stop, or no longer hold it."""
     tasks: Mapping[TaskKind, frozenset[int]] = field(default_factory=dict)
     """Tasks that were written or removed, by kind."""
     changes: Mapping[TaskKind, object] = field(default_factory=dict)
-    """What the book of each kind wants to publish."""
+    """The changes that the book of each kind publishes."""
     assigned: tuple[Assignment, ...] = ()
     """Everything that it leased to workers with a stream."""
     began: float = 0.0
@@ -55,7 +55,7 @@ class Committed:
 
 
 class Kind:
-    """A primitive with handlers. What a kind does not need stays as it is here."""
+    """A primitive with handlers. A kind overrides the methods that it needs."""
 
     kind: TaskKind
 
@@ -111,7 +111,7 @@ class Kind:
         """End the waits of those who follow this kind: the replica goes away."""
 
     def loops(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """What this kind needs to run as long as the replica does, by name."""
+        """The loops that this kind needs as long as the replica runs, by name."""
         return {}
 
 
@@ -120,7 +120,7 @@ Listener = Callable[[Tx, Sequence[EngineEvent], Rules, Stamp], list[Task]]
 
 
 def no_listener(tx: Tx, events: Sequence[EngineEvent], rules: Rules, at: Stamp) -> list[Task]:
-    """Tell engine events to nobody."""
+    """Drop engine events."""
     return []
 
 
@@ -200,7 +200,7 @@ class Kinds:
             kind.drain()
 
     def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """What the kinds need to run as long as the replica does."""
+        """The loops that the kinds need as long as the replica runs."""
         return {name: loop for kind in self for name, loop in kind.loops().items()}
 
 

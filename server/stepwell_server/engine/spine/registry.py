@@ -1,4 +1,4 @@
-"""What this replica knows of namespaces and registered handlers, so that a hot call does not ask."""
+"""Namespaces and registered handlers as this replica knows them, so that a hot call reads none."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Registry:
             await self._check(handler, await self._db.run_tx(lambda tx: handlers.is_registered(tx, handler), READ))
 
     async def use(self, handler: Handler) -> None:
-        """Refuse a handler as `require` does. One that is not refused stays until work for it is stored."""
+        """Refuse a handler as `require` does. A handler that is not refused stays until work for it is stored."""
         if not self._is_in_use(handler):
             await self.require(handler)  # it writes nothing, and most that are refused are refused here
             await self._check(handler, await self._db.run_tx(lambda tx: handlers.use(tx, handler)))
@@ -74,7 +74,7 @@ class Registry:
         self._believe(handler)
 
     async def limits_of(self, namespace: str) -> NamespaceLimits:
-        """The limits of a namespace, with the server's where it sets none. One that does not exist is refused."""
+        """The limits of a namespace, with the server's where it sets none. An unknown namespace is refused."""
         now = asyncio.get_running_loop().time()
         if now < self._believed_until.get(namespace, 0.0):
             return self.namespaces[namespace]

@@ -1,4 +1,4 @@
-"""Turns: long work on the loop is done a part at a time, so that everybody else gets a turn in between.
+"""Turns: long work on the loop is done a part at a time, and other work gets a turn in between.
 
 A thread would not help: such work is Python, which holds the interpreter's lock wherever it runs.
 """
@@ -25,7 +25,7 @@ class Turns:
         self._line = asyncio.Lock()
 
     async def work(self, parts: Iterable[int]) -> None:
-        """Do work that says after each part how much it was. What it refuses counts as a part: it can be a long one."""
+        """Do work that says after each part how much it was. A refusal counts as a part, too: it can be a long one."""
         done = 0
         try:
             for amount in parts:

@@ -11,6 +11,7 @@ from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import InvalidWorkflowName, StepwellError, WorkflowNotFound
 from stepwell_server.domain.values.names import is_name
 from stepwell_server.domain.values.times import Micros
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.assignments import Assignment, Leased
 from stepwell_server.engine.spine.kinds import Committed, Kind
 from stepwell_server.engine.workflows.book import Changes, RunInput, WorkflowBook, changed_statuses, ref
@@ -28,8 +29,8 @@ class WorkflowKind(Kind):
 
     kind = TaskKind.WORKFLOW
 
-    def __init__(self, db: Database) -> None:
-        self.watches = Watches(db)
+    def __init__(self, db: Database, tuning: Tuning = DEFAULT) -> None:
+        self.watches = Watches(db, tuning)
 
     def book(self, rules: Rules) -> WorkflowBook:
         """A book for one transaction."""

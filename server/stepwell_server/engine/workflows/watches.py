@@ -10,6 +10,7 @@ from functools import partial
 
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.pages import in_parts
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.domain.workflows.instances import Head, Instance, InstanceKey
 from stepwell_server.engine.spine.waits import Waits
 from stepwell_server.engine.workflows.reads import Reads
@@ -65,7 +66,7 @@ class Watcher:
 class Watches:
     """All watchers of a replica. One question to the database covers everybody's instances that may have changed."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, tuning: Tuning = DEFAULT) -> None:
         self._db = db
         self._watchers: dict[int, set[Watcher]] = {}
         self._dirty: set[int] = set()
@@ -74,7 +75,7 @@ class Watches:
         self._recent: OrderedDict[int | None, int] = OrderedDict()
         self._newborn: OrderedDict[InstanceKey, tuple[Head, int]] = OrderedDict()
         self.reads = Reads(self.read)
-        self.waits = Waits()
+        self.waits = Waits(tuning.drain_wait)
 
     def mark(self) -> int:
         """To be taken before an instance is read that shall be followed: what changes from now on is not missed."""

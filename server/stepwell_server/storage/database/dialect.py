@@ -121,8 +121,8 @@ def take_snapshot(tx: Tx) -> None:
 
 
 PAYLOADS = ("params", "output", "result", "payload")
-"""Columns that can be large. Their texts come in a parameter of their own, one behind the other, and a row says where
-its text stands: in the text of the rows they would be copied for every column."""
+"""Columns that can be large. Their texts come in a parameter of their own, one behind the other, and a row has the
+place of its text. Inside the text of the rows they would be copied for every column."""
 
 
 def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
@@ -182,9 +182,9 @@ def with_payloads(name: str, items: Iterable[Mapping[str, Any]]) -> dict[str, st
 
 # ---- lookups
 #
-# PostgreSQL keeps the plan of the sixth execution. If a table has next to nothing in it by then, a join with parameter
-# rows or with another table looks as cheap without an index condition as with one, and stays like that when the table
-# has grown. So no statement joins. It looks rows up, in one of these shapes, which leave the planner no choice.
+# PostgreSQL keeps the plan of the sixth execution. If a table is nearly empty then, a join looks as cheap without an
+# index condition as with one, and the plan stays when the table has grown. So no statement joins a table with parameter
+# rows or with another table. It looks rows up, in one of these shapes, which leave the planner no choice.
 
 
 def among(product: str, column: ColumnElement[Any], wanted: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -202,9 +202,9 @@ def look_up(
     outer: bool = False,
     lock: Mapping[str, Any] | None = None,
 ) -> tuple[FromClause, FromClause]:
-    """What is given, each row with the rows of a table that belong to it, and these rows as what to select from.
+    """Join each given row with its rows of a table. Returns the join, and these rows to select from.
 
-    With `lock` each is locked as it is found, in the order of what is given: for locks that never wait.
+    With `lock` each is locked as it is found, in the order of the given rows: for locks that never wait.
     """
     if product != "postgresql":
         return given.join(table, and_(*same), isouter=outer), table
@@ -221,9 +221,9 @@ def fenced(product: str, inner: Select[Any]) -> Select[Any]:
 def overwrite(product: str, table: Table, given: FromClause, *keys: str) -> tuple[Update, Any]:
     """An UPDATE with values per row, and the columns to take them from.
 
-    Only of rows that an earlier statement of the transaction has locked, or whose lock it holds: they are found by
-    their places, and a row that another moves meanwhile would be left as it is. A statement that waits for locks itself
-    tells rows apart by `among`, which is judged again when the lock is there.
+    For rows whose lock the transaction holds: they are found by their places, and a row that another transaction moves
+    would be left as it is. A statement that waits for locks itself tells rows apart by `among`, which is judged again
+    when the lock is there.
     """
     if product != "postgresql":
         return update(table).where(*_same(table, given, *keys)), given.c

@@ -19,7 +19,7 @@ _BINARY = "!"
 
 
 def to_text(payload: Payload | None) -> str | None:
-    """What is stored of a payload. None: there is none."""
+    """Convert a payload to its column. None: there is none."""
     if payload is None:
         return None
     if payload.binary is None:
@@ -38,7 +38,7 @@ def from_text(text: str | None) -> Payload | None:
 
 
 def trace_to_text(trace: Trace) -> str | None:
-    """What is stored of a trace. None: there is none."""
+    """Convert a trace to its column. None: there is none."""
     return json.dumps(dict(trace), separators=(",", ":")) if trace else None
 
 

@@ -15,13 +15,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.storage.database.database import CommitUnknown, Fault, T, TxOptions, Work
 
 POOL_SIZE = 4
 READING_POOL_SIZE = 4
 RESERVED_POOL_SIZE = 3
 """For group commits, their slow lane, and leases with health: load cannot starve these."""
-POOL_TIMEOUT = 2.0
 CONNECT_TIMEOUT = 2.0
 COMMAND_TIMEOUT = 5.0
 
@@ -63,11 +63,11 @@ _OF_THE_DISK = {"53100": Fault.FULL, "XX001": Fault.DAMAGED, "XX002": Fault.DAMA
 class PostgresqlBackend:
     """A pool of connections for everything, and fresh ones for migrations."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, tuning: Tuning = DEFAULT) -> None:
         self._url = _for_asyncpg(url)
-        self._pool = _pool(self._url, POOL_SIZE)
-        self._reading = _pool(self._url, READING_POOL_SIZE, reads=True)
-        self._reserved = _pool(self._url, RESERVED_POOL_SIZE)
+        self._pool = _pool(self._url, POOL_SIZE, tuning)
+        self._reading = _pool(self._url, READING_POOL_SIZE, tuning, reads=True)
+        self._reserved = _pool(self._url, RESERVED_POOL_SIZE, tuning)
 
     async def attempt(self, work: Work[T], options: TxOptions) -> T:
         """Run the function in one transaction; its statements are awaited underneath. Calls that read need none."""
@@ -140,9 +140,9 @@ def _sqlstate(error: object) -> str:
     return ""
 
 
-def _pool(url: URL, size: int, *, reads: bool = False) -> AsyncEngine:
+def _pool(url: URL, size: int, tuning: Tuning, *, reads: bool = False) -> AsyncEngine:
     session = {**SESSION, **_HURRIED, **_INDEXED, **(_READING if reads else {})}
-    pooled = _engine(url, session, COMMAND_TIMEOUT, pool_size=size, max_overflow=0, pool_timeout=POOL_TIMEOUT)
+    pooled = _engine(url, session, COMMAND_TIMEOUT, pool_size=size, max_overflow=0, pool_timeout=tuning.pool_timeout)
     return pooled.execution_options(isolation_level="AUTOCOMMIT") if reads else pooled
 
 

@@ -1,4 +1,4 @@
-"""Rows of hooks. Whoever changes the row of one that has not ended has its task locked."""
+"""Rows of hooks. A transaction that changes the row of a living hook has its task locked."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def _end_sql(product: str) -> Any:
 
 
 def cancel(tx: Tx, hook: Hook, at: Micros) -> None:
-    """Write that somebody ended a hook, with the execution that was under way."""
+    """Write that a call ended a hook, with the execution that was under way."""
     begun = {"attempts": hook.attempts, "last_attempt_at": hook.last_attempt_at}
     ended = {"status": JobStatus.CANCELLED, "ended_at": at, **begun}
     tx.execute(update(hooks).where(hooks.c.id == hook.id).values(ended))
@@ -164,9 +164,9 @@ def _is_wanted(product: str) -> ColumnElement[bool]:
 
 
 def lock(tx: Tx, key: HookKey) -> tuple[Hook, Task | None] | None:
-    """The hook and its task, nobody else's until the transaction ends. None: there is no such hook.
+    """Lock a hook and its task until the transaction ends. None: there is no such hook.
 
-    The task is locked first, as everybody does who changes a hook that has not ended.
+    The task is locked first, as every transaction does that changes a living hook.
     """
     seen = get(tx, key)
     if seen is None:
@@ -285,7 +285,7 @@ def _failures_sql(product: str) -> Select[Any]:
 
 
 def _held_in(wanted: HookFilter) -> list[Any]:
-    """Hooks that somebody executes are few, and found by their tasks."""
+    """Executing hooks are few, and found by their tasks."""
     held = [
         tasks.c.status == handlers.in_status(TaskStatus.PROCESSING),
         tasks.c.namespace == wanted.namespace,

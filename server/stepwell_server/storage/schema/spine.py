@@ -20,7 +20,7 @@ from sqlalchemy import (
 
 from stepwell_server.storage.schema.metadata import metadata, name
 
-# Whom work is addressed to: the names that are in use or remembered, so that the next wake is found name by name.
+# Addressees of work: the names that are in use or remembered, so that the next wake is found name by name.
 handlers = Table(
     "handlers",
     metadata,
@@ -43,7 +43,7 @@ handlers = Table(
     ),
 )
 
-# Everything that waits. What a hot write must know of a task stands on its row, so that it needs no other.
+# Everything that waits. The row of a task has everything that a hot write must know of it.
 tasks = Table(
     "tasks",
     metadata,
@@ -114,7 +114,7 @@ sessions = Table(
     Index("ix_sessions__namespace_worker_id", "namespace", "worker_id", "session_id"),
 )
 
-# One row: when a lease was last renewed by anybody. Leases lapse only while somebody is able to renew them.
+# One row: when leases could last be renewed. A lease expires only while renewals are possible.
 lease_clock = Table(
     "lease_clock",
     metadata,

@@ -24,7 +24,6 @@ from stepwell_server.storage.spine import leases, sessions, tasks
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake, next_wakes
 
-INTERVAL = 5.0
 WITHOUT_HINTS = 0.25
 """Seconds between sweeps while hints do not work and something is due soon."""
 WHILE_AWAY = 0.5
@@ -37,7 +36,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What one sweep saw and did."""
+    """The result of one sweep."""
 
     wakes: list[HandlerWake] | None
     """None: they could not be read."""
@@ -65,14 +64,14 @@ class Streams(Protocol):
 class Sweep:
     """One replica's sweep. `report` hears after every round whether the database answered.
 
-    What is said regularly is said in its transaction: at rest, a replica has no other.
+    Regular writes are part of its transaction: at rest, a replica has no other.
     """
 
     replica: Replica
     streams: Streams
     report: Callable[[bool], Awaitable[None]]
     _rested_at: Micros = 0
-    """When nobody held anything, as far as this replica saw, by lease_now()."""
+    """When no task was held, as far as this replica saw, by lease_now()."""
 
     async def run(self) -> None:
         """Sweep again and again, with jitter, until cancelled."""
@@ -138,4 +137,4 @@ class Sweep:
         soon = due_at is not None and due_at <= self.replica.bus.time.now() + SECOND
         if soon and not self.replica.hints.working:
             return WITHOUT_HINTS
-        return min(INTERVAL, self.replica.rules.times.trusted_gap / SECOND / 2)
+        return min(self.replica.tuning.sweep_interval, self.replica.rules.times.trusted_gap / SECOND / 2)
