@@ -13,7 +13,7 @@ import pytest
 from sqlalchemy import event, make_url, text
 
 from stepwell_server.app import open_database
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.leases import LeaseTimes
 from stepwell_server.domain.spine.tasks import NewTask
 from stepwell_server.domain.spine.work import Rules
@@ -269,7 +269,7 @@ async def opened(url: str) -> Database:
 def crowd(tx: Tx, share: int = 1, *, analyzed: bool) -> None:
     """Sleepers of the most urgent class, due tasks of names that nobody serves, a backlog to claim, and idle names."""
     idle = [Handler("default", TaskKind.WORKFLOW, f"idle{number}") for number in range(IDLE // share)]
-    handlers.register(tx, map(Registration, [ORDER, *NOBODY_SERVES, *idle]))
+    handlers.register(tx, [ORDER, *NOBODY_SERVES, *idle])
     fill(tx, SLEEPING // share, "'order'", priority=0, run_at=FAR_FUTURE)
     fill(tx, UNSERVED // share, f"'unserved' || (n % {len(NOBODY_SERVES)})", priority=0, run_at=1)
     fill(tx, BACKLOG // share, "'order'", priority=9, run_at=1)

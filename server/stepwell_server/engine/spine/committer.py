@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -33,10 +33,10 @@ from stepwell_server.engine.spine.group import GroupResult, run_group
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
 from stepwell_server.engine.spine.kinds import Committed, Kinds
 from stepwell_server.engine.spine.timings import Stage, Timings, Way
-from stepwell_server.storage.database.database import Database, TxOptions
+from stepwell_server.storage.database.database import Database, LostRace, TxOptions
 
 SHARE = 10
-"""Calls of each namespace in a group while several send: whoever comes then waits for a small one."""
+"""Items of each namespace in a group while several send: whoever comes then waits for a small one."""
 SHARE_BYTES = 8 * 1024
 """Of a call, for which it counts as one more."""
 PATIENCE = 3
@@ -113,17 +113,21 @@ class Committer:
         """The next calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
         group: list[Waiting] = []
         behind: list[Waiting] = []
-        size, share, taken = 0, self._share(), Counter[str]()
-        while self._inbox and len(group) < self.tuning.group_calls and (not group or size < self.tuning.group_bytes):
+        tuning, share, taken, spent = self.tuning, self._share(), Counter[str](), set[str]()
+        size, room = 0, tuning.group_items
+        while self._inbox.turn_to_others(spent) and len(group) < tuning.group_calls and size < tuning.group_bytes:
+            if group and self._inbox.next.call.weight > room:
+                break
             waiting = self._inbox.take()
             if waiting.call.entity in self._slow:
                 behind.append(waiting)
                 continue
             group.append(waiting)
             size += waiting.call.size
-            taken[waiting.sender.namespace] += 1 + waiting.call.size // SHARE_BYTES
-            if taken[waiting.sender.namespace] >= share:  # as all others have, or they have no more
-                break
+            room -= waiting.call.weight
+            taken[waiting.sender.namespace] += waiting.call.weight + waiting.call.size // SHARE_BYTES
+            if taken[waiting.sender.namespace] >= share:
+                spent.add(waiting.sender.namespace)
         self._inbox.put_back(behind)
         return group
 
@@ -132,13 +136,16 @@ class Committer:
         now = asyncio.get_running_loop().time()
         if self._inbox.is_shared:
             self._shared_until = now + self.tuning.shared_for
-        return SHARE if now < self._shared_until else self.tuning.group_calls
+        return SHARE if now < self._shared_until else self.tuning.group_items
 
     async def _commit(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""
         try:
             result = await self._run([waiting.call for waiting in group], _HOT)
         except Exception as error:
+            lost = _lost(error)
+            if lost:
+                return await self._commit_without(group, lost)
             if len(group) > 1 and (isinstance(error, _DIVIDED) or not isinstance(error, StepwellError)):
                 return await self._commit_halves(group)
             if isinstance(error, Conflict):
@@ -158,10 +165,21 @@ class Committer:
         """Commit one half, then the other without calls that must wait behind an undecided one of the first."""
         middle = len(group) // 2
         undecided = await self._commit(group[:middle])
+        return undecided + await self._commit_others(group[middle:], undecided)
+
+    async def _commit_without(self, group: Sequence[Waiting], lost: Collection[Hashable]) -> list[Waiting]:
+        """Commit a group without the calls whose requests another replica is answering again and again."""
+        losers = [waiting for waiting in group if waiting.call.request in lost]
+        for waiting in losers:
+            waiting.passed_over += 1
+        return await self._commit_others(group, losers)
+
+    async def _commit_others(self, group: Sequence[Waiting], undecided: Sequence[Waiting]) -> list[Waiting]:
+        """Commit the calls about other entities than these. Returns what stays undecided, in order."""
         stuck = {waiting.call.entity for waiting in undecided}
-        undecided += [waiting for waiting in group[middle:] if waiting.call.entity in stuck]
-        rest = [waiting for waiting in group[middle:] if waiting.call.entity not in stuck]
-        return undecided + (await self._commit(rest) if rest else [])
+        behind = [waiting for waiting in group if waiting.call.entity in stuck]
+        rest = [waiting for waiting in group if waiting.call.entity not in stuck]
+        return behind + (await self._commit(rest) if rest else [])
 
     def _answer(self, group: Sequence[Waiting], result: GroupResult) -> list[Waiting]:
         undecided: list[Waiting] = []
@@ -214,6 +232,11 @@ class Committer:
             refusal = Internal(f"internal error; the server's log has it as {log_id}", log_id=log_id)
         for waiting in group:
             waiting.settle(_own(refusal))
+
+
+def _lost(error: Exception) -> Collection[Hashable]:
+    """The parts of a group that lost a race twice, as far as the error names them."""
+    return error.__cause__.lost if isinstance(error.__cause__, LostRace) else ()
 
 
 def _own(refusal: Exception) -> Exception:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from stepwell_server.domain.spine.executions import load_open
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.errors import DurationOutOfRange, RunNotFound
 from stepwell_server.domain.values.pages import Page, PageRequest, in_parts
 from stepwell_server.domain.values.times import LONGEST_WAIT, SECOND, Micros
@@ -73,7 +73,7 @@ class Instances:
         scope = ["ListWorkflows", namespace]
         after = self.tokens.decode(scope, page.token) if page.token else None
 
-        def work(tx: Tx) -> tuple[list[Registration], dict[Handler, int]]:
+        def work(tx: Tx) -> tuple[list[handlers.Registered], dict[Handler, int]]:
             found = handlers.list_registered(tx, namespace, TaskKind.WORKFLOW, limit + 1, after)
             return found, sessions.count_by_handler(tx, namespace)
 
