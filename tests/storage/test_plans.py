@@ -174,6 +174,7 @@ NARROW = re.compile(
     r"|SCAN tasks USING INDEX ix_tasks__held"  # only what somebody holds is in it
     r"|SCAN handlers USING INDEX ix_handlers__listeners"  # only what is told of events is in it
     r"|SEARCH handlers .*"
+    r"|SEARCH sessions USING INDEX sqlite_autoindex_sessions_1 \(session_id=\?\)"
     r"|(SCAN|SEARCH) (\w+_json|hook_targets|clock|lease_clock|CONSTANT ROW|namespaces|used|wanted)\b.*"
 )
 

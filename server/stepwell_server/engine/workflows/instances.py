@@ -129,9 +129,10 @@ class Instances:
 
     async def until_ended(self, instance: Instance, longest: Micros, mark: int) -> Instance:
         """The instance when it has ended, or as it is when the time has passed; what changed since the mark counts."""
-        watcher = Watcher()
-        self.watches.follow(watcher, instance, 0, mark)
-        ended = instance.status.ended
+        if instance.status.ended:
+            return instance
+        watcher, ended = Watcher(), False
+        self.watches.follow(watcher, instance.head, instance.revision, mark)
         try:
             async with self.watches.waits.until(self.watches.waits.ends(longest / SECOND)):
                 while not ended:
@@ -140,7 +141,10 @@ class Instances:
             pass
         finally:
             self.watches.drop(watcher, [instance.id])
-        return await self.get(instance.key)
+        newest = await self.watches.reads.one(instance.id)
+        if newest is None:
+            raise not_found(instance.key)
+        return newest
 
     async def changed_steps(self, instance: Instance, since: int) -> AsyncIterator[Step]:
         """Steps of the current run that changed after the revision, read as many at a time as fit into a message."""

@@ -148,6 +148,12 @@ def served(tx: Tx, namespace: str | None = None) -> set[Handler]:
     return {handler for row in found for handler in _session(row).handlers}
 
 
+def is_there(session_id: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether a session is connected, or called a moment ago: looked up for each row that has its id."""
+    mine = [sessions.c.session_id == session_id, _alive(CALLER_SERVES)]
+    return select(sessions.c.session_id).where(*mine).exists()
+
+
 @dataclass(frozen=True, slots=True)
 class Seen:
     """The handlers of sessions that were seen a moment ago."""
