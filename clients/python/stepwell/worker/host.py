@@ -20,7 +20,7 @@ MemoryKey: TypeAlias = tuple[Kind, str, str]
 
 
 class Memory(NamedTuple):
-    """What work is remembered by that can go on from memory, and about how many bytes of users' data it keeps."""
+    """The key under which suspended work is remembered, and about how many bytes of users' data it keeps."""
 
     key: MemoryKey
     bytes: int
@@ -58,7 +58,7 @@ class Work(ABC):
 
     @property
     def remembered_as(self) -> Memory | None:
-        """What to remember work by that is no longer held and can go on from memory."""
+        """The key of work that is no longer held and can go on from memory. None: it cannot."""
         return None
 
     @abstractmethod

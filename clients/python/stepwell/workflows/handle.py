@@ -154,7 +154,7 @@ class Workflow(Generic[P, R]):
         return Instance(self.client, self.name, answer.instance.instance_id, self.result_type, ended)
 
     def _created(self, instance: pb.Instance) -> Instance[R]:
-        """One that was just stored. Its end, if it has ended since, is not known: the output is not here."""
+        """An instance that was just stored. If it has ended since, its end is not known: the output is not here."""
         known = None if status_of(instance).is_terminal else instance
         return Instance(self.client, self.name, instance.instance_id, self.result_type, known)
 
