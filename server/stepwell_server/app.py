@@ -18,6 +18,7 @@ from stepwell_server.api.edge import listeners
 from stepwell_server.api.edge.admission import Admission
 from stepwell_server.api.edge.health import Health
 from stepwell_server.api.edge.ops import OpsListener
+from stepwell_server.api.edge.shares import Shares
 from stepwell_server.config import Settings, split_address
 from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.server import Identity
@@ -60,6 +61,7 @@ class App:
         self._reporter = databases.Reporter(db, self.health, self.metrics)
         self._hints = databases.open_hints(settings.database_url, tuning)
         self._admission = Admission(wiring.bounds(settings))
+        self._shares = Shares(tuning)
         self._loops: list[asyncio.Task[None]] = []
         self._servers: list[aio.Server] = []
         self._ops: OpsListener | None = None
@@ -144,7 +146,7 @@ class App:
         settings = self.settings
         tls = (settings.tls_cert, settings.tls_key) if settings.tls_cert and settings.tls_key else None
         handshake = self.tuning.handshake_timeout
-        pipeline = partial(wiring.pipeline, settings, self.metrics, self._admission, self.tuning)
+        pipeline = partial(wiring.pipeline, settings, self.metrics, self._admission, self._shares, self.tuning)
         api, health = (listeners.open_server(pipeline(), handshake) for _ in range(2))
         listeners.register_api(api, self.health, self.parts.servicers(), with_reflection=settings.serves_reflection)
         listeners.register_health(health, self.health)

@@ -13,6 +13,7 @@ from stepwell_server.api.edge.interceptors import Pipeline, layers
 from stepwell_server.api.edge.listeners import Servicers
 from stepwell_server.api.edge.messages import Messages
 from stepwell_server.api.edge.parsing import Parser
+from stepwell_server.api.edge.shares import Shares
 from stepwell_server.api.hooks import HookServicer
 from stepwell_server.api.namespaces import NamespaceServicer
 from stepwell_server.api.server import ServerServicer
@@ -74,13 +75,14 @@ def bounds(settings: Settings) -> Bounds:
     )
 
 
-def pipeline(settings: Settings, metrics: Metrics, admission: Admission, tuning: Tuning) -> Pipeline:
+def pipeline(settings: Settings, metrics: Metrics, admission: Admission, shares: Shares, tuning: Tuning) -> Pipeline:
     """The layers that every call goes through."""
     policy = load_policy(settings.policy)
     deadline = settings.unary_deadline.total_seconds()
     messages = Messages(settings.message_deadline.total_seconds())
     parser = Parser(settings.limits.to_limits())
-    return Pipeline(layers(metrics, admission, deadline), policy, messages, parser, tuning)
+    around = layers(metrics, admission, shares, deadline)
+    return Pipeline(around, policy, messages, parser, tuning)
 
 
 class Parts:

@@ -50,7 +50,7 @@ class Door:
             if not waits:
                 yield
                 return
-            with call.waiting():
+            with call.waiting_place():
                 yield
 
     async def crowd(self, stack: AsyncExitStack, name: str, **call: Any) -> StepwellError:

@@ -106,7 +106,7 @@ async def test_an_event_wakes_a_run_for_a_worker_at_another_replica(
 async def test_an_event_whose_hint_was_lost_is_told_with_the_next_heartbeat(
     start_server: StartServer, postgres_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(databases, "open_hints", lambda url: NoHints())
+    monkeypatch.setattr(databases, "open_hints", lambda *_: NoHints())
     here, there = await start_server(postgres_url), await start_server(postgres_url)
     worker = await hire_at(here)
     await Flows(here.channel).create("one")

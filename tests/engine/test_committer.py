@@ -106,6 +106,19 @@ async def test_a_group_is_bounded(spine: Spine) -> None:
     assert max(len(group.tasks[ORDER.kind]) for group in spine.committed) == 3
 
 
+@pytest.mark.tuning(group_items=10)
+async def test_a_group_is_bounded_by_what_its_calls_weigh(spine: Spine) -> None:
+    """A call that alone weighs more is a group of its own."""
+    sizes = [4, 4, 4, 12, 1, 9, 1]
+    keys = iter(range(100))
+    batches = [tickets.ScheduleMany(tuple(NewTask(ORDER, str(next(keys))) for _ in range(size))) for size in sizes]
+
+    answers = await asyncio.gather(*map(spine.submit, batches))
+
+    assert [len(answer) for answer in answers] == sizes
+    assert [len(group.tasks[ORDER.kind]) for group in spine.committed] == [8, 4, 12, 10, 1]
+
+
 async def test_a_call_that_the_database_cannot_take_fails_alone(spine: Spine) -> None:
     neighbours = [spine.schedule(str(number)) for number in range(20)]
 
@@ -152,7 +165,7 @@ async def test_a_refused_call_is_refused_alone(spine: Spine) -> None:
     assert [type(one).__name__ for one in results] == ["Task", "InvalidField", "Task"]
 
 
-@pytest.mark.tuning(inbox_calls=5)
+@pytest.mark.tuning(inbox_items=5)
 async def test_a_full_inbox_turns_callers_away(spine: Spine) -> None:
 
     results = await asyncio.gather(*(spine.schedule(str(number)) for number in range(50)), return_exceptions=True)

@@ -28,6 +28,7 @@ class Numbered(HotCall):
 
     number: int
     bytes: int = 200
+    items: int = 1
 
     @property
     def entity(self) -> Hashable:
@@ -36,6 +37,10 @@ class Numbered(HotCall):
     @property
     def size(self) -> int:
         return self.bytes
+
+    @property
+    def weight(self) -> int:
+        return self.items
 
 
 def waiting(sender: Sender, number: int = 0, size: int = 200) -> Waiting:
@@ -54,6 +59,22 @@ def filled(*senders: Sender, tuning: Tuning = DEFAULT) -> Inbox:
 def drained(inbox: Inbox) -> list[str]:
     """Whose calls come out, in order."""
     return [one.sender.name for one in inbox.empty()]
+
+
+async def test_the_bytes_of_a_call_are_counted_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[Numbered] = []
+
+    def size(call: Numbered) -> int:
+        counted.append(call)
+        return call.bytes
+
+    monkeypatch.setattr(Numbered, "size", property(size))
+    committer = Committer(None, Kinds.of(), Rules(), lambda committed: None)  # type: ignore[arg-type]
+    committer.enqueue(Numbered(1), LOUD)
+    committer._inbox.put_back(committer._next_group())
+    committer._next_group()
+
+    assert len(counted) == 1
 
 
 async def test_senders_of_a_namespace_take_turns() -> None:
@@ -91,7 +112,7 @@ async def test_calls_of_one_sender_keep_their_order_also_when_they_are_put_back(
 
 
 async def test_a_full_inbox_refuses_whoever_has_most_in_it() -> None:
-    inbox = Inbox(tuning=Tuning(inbox_calls=4))
+    inbox = Inbox(tuning=Tuning(inbox_items=4))
     calls = [waiting(LOUD, number) for number in range(3)]
     for call in (*calls, waiting(QUIET, 3)):
         inbox.put(call)
@@ -109,7 +130,7 @@ async def test_a_full_inbox_refuses_whoever_has_most_in_it() -> None:
 
 
 async def test_a_namespace_has_no_larger_share_for_having_more_senders() -> None:
-    inbox = filled(*(Sender("a", f"s{number}") for number in range(6)), tuning=Tuning(inbox_calls=6))
+    inbox = filled(*(Sender("a", f"s{number}") for number in range(6)), tuning=Tuning(inbox_items=6))
 
     for number in range(3):
         inbox.put(waiting(OTHER, 10 + number))
@@ -175,6 +196,29 @@ async def test_each_namespace_has_a_share_of_a_group_however_many_there_are() ->
 
     assert len(taken) == 20
     assert set(taken.values()) <= {committers.SHARE - 1, committers.SHARE}
+
+
+async def test_heavy_calls_use_up_a_share_and_leave_the_others_theirs() -> None:
+    committer = Committer(None, Kinds.of(), Rules(), lambda committed: None)  # type: ignore[arg-type]
+    for number in range(50):
+        committer.enqueue(Numbered(number, items=100), LOUD)
+        committer.enqueue(Numbered(number), OTHER)
+
+    shared = Counter(one.sender for one in committer._next_group())
+
+    assert shared == {LOUD: 1, OTHER: committers.SHARE}
+
+
+async def test_a_heavy_call_fills_an_inbox_as_its_items_would() -> None:
+    inbox = Inbox(tuning=Tuning(inbox_items=10))
+    heavy = Waiting(Numbered(1, items=9), LOUD, asyncio.get_running_loop().create_future())
+    inbox.put(heavy)
+    for number in range(2):
+        inbox.put(waiting(OTHER, number))
+
+    assert isinstance(heavy.answer.exception(), ServerBusy)
+    assert drained(inbox) == ["other", "other"]
+    assert (len(inbox), inbox.size) == (0, 0)
 
 
 async def test_large_calls_use_up_a_share_sooner() -> None:

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from stepwell_server.domain.hooks.hooks import HookKey, NewHook
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.asked import NOT_ASKED
 from stepwell_server.domain.values.errors import WorkflowNotFound
 from stepwell_server.domain.values.pages import PageRequest
@@ -193,7 +193,7 @@ async def test_names_of_engine_events_and_of_newer_servers_stay(engine: Engine) 
 
 
 async def test_every_name_is_looked_at_however_many_there_are(engine: Engine) -> None:
-    many = [Registration(Handler("default", TaskKind.WORKFLOW, f"w{number}")) for number in range(7)]
+    many = [Handler("default", TaskKind.WORKFLOW, f"w{number}") for number in range(7)]
     await engine.db.run_tx(lambda tx: handlers.register(tx, many))
     await engine.create()
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sqlalchemy import Table, func, insert, select, update
 
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.times import DAY
 from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.engine.spine.kinds import Kinds
@@ -53,7 +53,7 @@ async def test_replies_of_one_instant_end_no_round_early(db: Database, monkeypat
 
 async def test_names_without_use_are_forgotten_in_every_round(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [Handler("default", TaskKind.WORKFLOW, f"w{number}") for number in range(5)]
-    await db.run_tx(lambda tx: handlers.register(tx, map(Registration, names)))
+    await db.run_tx(lambda tx: handlers.register(tx, names))
     await db.run_tx(lambda tx: tx.execute(update(handler_table).values(used_at=0)))
     await db.run_tx(lambda tx: handlers.note(tx, names[:2]))
 

@@ -283,7 +283,7 @@ async def test_so_is_the_end_of_a_terminated_instance(server: FakeServer, client
 async def test_a_result_is_waited_for_only_so_long_and_then_dropped(server: FakeServer, client: Client) -> None:
     order = await client.workflow(Order).create(id="x")
 
-    with pytest.raises(TimeoutError, match=r"^order x has not ended within 0\.02 seconds$"):
+    with pytest.raises(TimeoutError, match=r"^order x has not ended within 0\.02 seconds: it is queued$"):
         await order.result(timeout=20)
 
     await server.workflows.until_watched(2)

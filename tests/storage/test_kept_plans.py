@@ -10,7 +10,6 @@ import pytest
 from sqlalchemy import make_url, text
 
 from stepwell_server.databases import open_database
-from stepwell_server.domain.spine.handlers import Registration
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.spine import handlers
@@ -54,7 +53,7 @@ async def at_rest(url: str, rows: int, *, analyzed: bool) -> AsyncIterator[Datab
 
     def prepare(tx: Tx) -> None:
         migrate.upgrade(tx, virtual_clock=False)
-        handlers.register(tx, map(Registration, [ORDER, NOTE]))
+        handlers.register(tx, [ORDER, NOTE])
         crowd(tx, 1, rows)
         for table in FILLED:  # nobody looks at how much there is later
             tx.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))

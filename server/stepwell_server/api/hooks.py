@@ -31,6 +31,7 @@ class HookServicer(HookServiceServicer):
     async def TriggerHooks(self, request: pb.TriggerHooksRequest, context: Context) -> pb.TriggerHooksResponse:
         namespace = convert.namespace_from_pb(request.namespace)
         items = [(readable(one, partial(new_hook, namespace)), asked_of(one)) for one in request.items]
+        del request  # all of it is in the items, and payloads are large
         outcomes = await self._hooks.trigger(items)
         return pb.TriggerHooksResponse(
             results=[

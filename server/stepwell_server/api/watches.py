@@ -74,27 +74,40 @@ class WatchStream:
         """Wait for the client to read what it was refused."""
         while len(self.refusals) >= MOST_REFUSALS:
             self.has_room.clear()
-            await self.has_room.wait()
+            with self.call.waiting():
+                await self.has_room.wait()
 
     async def _add(self, targets: Sequence[pb.WatchTarget]) -> None:
-        """Follow these: all are read at once."""
+        """Follow these. All are read at once, but those that were just created here."""
         permitted = [target for target in targets if self._may_follow(target)]
-        mark = self.instances.watches.mark()
-        found = await self.instances.get_many([_key(target) for target in permitted]) if permitted else {}
+        watches = self.instances.watches
+        heads: dict[InstanceKey, tuple[Head, int]] = {}
         for target in permitted:
-            key = _key(target)
-            if key not in found:
-                self._refuse(target, not_found(key))
-                continue
-            self._drop(key)
-            most = self.call.tuning.most_followed
-            if len(self.followed) >= most:
-                self._refuse(target, StreamLimit(f"a stream follows at most {most} instances", limit=most))
-                continue
-            self.call.permit(key.namespace)
-            self.followed[key] = _Followed(target, found[key].id)
-            self.watcher.with_steps |= target.include_steps
-            self.instances.watches.follow(self.watcher, found[key], target.known_revision, mark)
+            newborn = None if target.include_steps else watches.take_newborn(_key(target))
+            if newborn is not None:
+                heads[_key(target)] = newborn
+        mark = watches.mark()
+        unread = [key for key in map(_key, permitted) if key not in heads]
+        if unread:
+            found = await self.instances.get_many(unread)
+            heads |= {key: (one.head, mark) for key, one in found.items()}
+        for target in permitted:
+            if _key(target) in heads:
+                self._follow(target, *heads[_key(target)])
+            else:
+                self._refuse(target, not_found(_key(target)))
+
+    def _follow(self, target: pb.WatchTarget, head: Head, mark: int) -> None:
+        key = _key(target)
+        self._drop(key)
+        most = self.call.tuning.most_followed
+        if len(self.followed) >= most:
+            self._refuse(target, StreamLimit(f"a stream follows at most {most} instances", limit=most))
+            return
+        self.call.permit(key.namespace)
+        self.followed[key] = _Followed(target, head.id)
+        self.watcher.with_steps |= target.include_steps
+        self.instances.watches.follow(self.watcher, head, target.known_revision, mark)
 
     def _may_follow(self, target: pb.WatchTarget) -> bool:
         try:

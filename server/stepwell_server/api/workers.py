@@ -37,7 +37,7 @@ from stepwell_server.engine.sessions import PROTOCOL, Hello
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.connections import MOST_CREDIT, Connection
 from stepwell_server.engine.spine.outbox import Beat, Draining, Message, Refused, State, Told
-from stepwell_server.engine.spine.turns import Turns
+from stepwell_server.engine.spine.turns import LEASE_COST, Turns
 from stepwell_server.engine.worker_calls import LONGEST_CLAIM, WorkerCalls
 from stepwell_server.engine.workers import Workers
 
@@ -85,7 +85,7 @@ class WorkerServicer(WorkerServiceServicer):
         hello = frames.hello_from_pb(first, call.principal.name)
         reader = await self._reader(hello.namespace)
         connection, held = await self._workers.connect(hello)
-        stream = _Stream(context, connection, self._workers, reader, self._terms)
+        stream = _Stream(context, connection, self._workers, reader, self._turns, self._terms)
         try:
             welcome = await self._welcome(hello, connection.owner.connection, held)
             await stream.serve(welcome, rest, request_iterator, call)
@@ -188,6 +188,7 @@ class _Stream:
     connection: Connection
     workers: Workers
     reader: FrameReader
+    turns: Turns
     terms: Terms
     said_goodbye: bool = False
     is_closed: bool = False
@@ -298,7 +299,8 @@ class _Stream:
         self._filled_at = now
         self._tokens -= count
         if self._tokens < 0:
-            await asyncio.sleep(TOO_FAST)  # another stream would only begin anew
+            with current.get().waiting():
+                await asyncio.sleep(TOO_FAST)  # another stream would only begin anew
             raise FrameRate(f"more than {rate} frames a second", limit=rate, retry_after=TOO_FAST)
 
     def _cost(self, frame: pb.WorkerFrame) -> int:
@@ -315,7 +317,9 @@ class _Stream:
 
         While the worker does not read what it is sent, nothing of what it says is taken in.
         """
-        await self.connection.outbox.room()
+        if self.connection.outbox.is_full:
+            with current.get().waiting():
+                await self.connection.outbox.room()
         if not incoming:
             await self._spend(1)  # a message with nothing in it has a price as well
         reports: dict[Held, list[Frame]] = {}
@@ -342,12 +346,13 @@ class _Stream:
         for held, read in reports.items():
             arrived.pop(held, None)
             await self.connection.report(held, tuple(read))
-        for held in arrived:
+        async for held in self.turns.over(arrived, LEASE_COST):
             self.connection.acknowledge(held)
         for held in forgotten:
             await self.connection.need_state(held)
         for beat in beats:
-            await self.connection.heartbeat(beat.heartbeat_number, map(frames.held_from_pb, beat.held))
+            named = [frames.held_from_pb(one) async for one in self.turns.over(beat.held, LEASE_COST)]
+            await self.connection.heartbeat(beat.heartbeat_number, named)
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, list[pb.WorkerFrame]]:

@@ -20,6 +20,7 @@ from stepwell_server.engine.spine.calls import Answer, Claim, EndOvertime, Renew
 from stepwell_server.engine.spine.claims import Rotation
 from stepwell_server.engine.spine.handout import LONGEST_PAUSE
 from stepwell_server.engine.spine.inbox import Sender
+from stepwell_server.engine.spine.kinds import Committed
 from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.engine.spine.waits import Waits
 from stepwell_server.storage.database.database import Tx
@@ -48,16 +49,19 @@ class WorkerCalls:
     async def register(self, hello: Hello) -> int:
         """Declare what a session without a stream hosts. Returns its connection number."""
         hello.check(self._replica.kinds)
-        session = hello.session("")
+        defined = self._replica.kinds.define(hello.hosted)
 
-        def work(tx: Tx) -> int:
-            known = sessions.get(tx, session.session_id)
+        def work(tx: Tx) -> tuple[int, Committed]:
+            known = sessions.get(tx, hello.session_id)
             if known is not None and known.replica_id:
                 raise SessionHasStream("this session is connected by a stream")
-            register(tx, hello, self._replica.registry.limits.handlers)
-            return sessions.connect(tx, session)
+            redefined = register(tx, hello.namespace, defined, self._replica.registry.limits.handlers)
+            number = sessions.connect(tx, hello.session("", defined))
+            return number, Committed(redefined, store.stamp(tx), redefined=redefined)
 
-        return await self._replica.db.run_tx(work)
+        number, committed = await self._replica.db.run_tx(work)
+        self._replica.announce(committed)
+        return number
 
     async def claim(
         self, namespace: str, session_id: str, most: int, wait: Micros, only: frozenset[Handler], asked: Asked

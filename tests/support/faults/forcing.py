@@ -63,7 +63,7 @@ def before_statement(engine: Engine, words: str, action: Callable[[], Awaitable[
             met.append(statement)
             await_only(action())
 
-    pools = [getattr(engine.db.backend, name).sync_engine for name in ("_pool", "_reserved")]
+    pools = [getattr(engine.db.backend, name).sync_engine for name in ("_pool", "_reading", "_reserved")]
     for pool in pools:
         sqlalchemy_event.listen(pool, "before_cursor_execute", intervene)
     try:

@@ -401,7 +401,7 @@ async def running(*engines: Engine) -> AsyncIterator[None]:
     work = [asyncio.create_task(engine.committer.run()) for engine in engines]
     try:
         for engine in engines:
-            await engine.db.run_tx(lambda tx: handlers.register(tx, [Registration(ORDER)]))
+            await engine.db.run_tx(lambda tx: handlers.register(tx, [ORDER]))
             await engine.db.run_tx(_tick)
         yield
     finally:

@@ -15,7 +15,7 @@ from grpc import aio
 
 from stepwell import checks
 from stepwell.calls import AnswerT, Batch, ItemT, ResultT, StubT
-from stepwell.client.batching import Coalescer, MostItems, in_batches, until_available
+from stepwell.client.batching import Coalescer, MostItems, in_batches, is_passing, repeated
 from stepwell.client.channel import open_channel
 from stepwell.client.credentials import Token, authorised
 from stepwell.client.transactions import Transaction
@@ -149,21 +149,27 @@ class Client:
 
     async def submit(self, batch: Batch[ItemT, ResultT], item: ItemT) -> ResultT:
         """The answer to one item, which travels with others that are submitted meanwhile."""
+        deadline = asyncio.get_running_loop().time() + self.timeout
+        result = await self._coalescer(batch).submit(item, self.timeout)
+        if not is_passing(result):
+            return result
 
         async def send(items: Sequence[ItemT], seconds: float) -> list[ResultT]:
             return [await self._coalescer(batch).submit(item, seconds) for item in items]
 
-        (result,) = await until_available(send, [item], self.timeout, self.tuning)
+        (result,) = await repeated(send, [item], [result], deadline, self.tuning)
         return result
 
     async def submit_all(self, batch: Batch[ItemT, ResultT], items: Sequence[ItemT]) -> list[ResultT]:
         """The answers to many items, in as few calls as the server's bounds allow."""
         return await in_batches(partial(batch, self), items, self.timeout, self._most, self.tuning)
 
-    def follow(self, workflow: str, instance_id: str, *, steps: bool = False) -> AbstractContextManager[Follower]:
+    def follow(
+        self, workflow: str, instance_id: str, *, steps: bool = False, known_revision: int = 0
+    ) -> AbstractContextManager[Follower]:
         """Follow an instance inside a `with` block, on the stream that all such calls share."""
         self._check_open()
-        return self._watches.follow(workflow, instance_id, steps=steps)
+        return self._watches.follow(workflow, instance_id, steps=steps, known_revision=known_revision)
 
     def _coalescer(self, batch: Batch[ItemT, ResultT]) -> Coalescer[ItemT, ResultT]:
         self._check_open()

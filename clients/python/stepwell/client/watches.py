@@ -97,12 +97,15 @@ class Watches:
         self._reconnects = Reconnects()
 
     @contextmanager
-    def follow(self, workflow: str, instance_id: str, *, steps: bool = False) -> Iterator[Follower]:
-        """Follow an instance inside a `with` block, beginning with its present state."""
+    def follow(
+        self, workflow: str, instance_id: str, *, steps: bool = False, known_revision: int = 0
+    ) -> Iterator[Follower]:
+        """Follow an instance inside a `with` block, beginning with its present state, unless that one is known."""
         key = (workflow, instance_id)
         follower = Follower(wants_steps=steps)
-        self._followers.setdefault(key, set()).add(follower)
-        self._revisions[key] = 0  # to be sent the present state, also if others follow already
+        others = self._followers.setdefault(key, set())
+        self._revisions[key] = 0 if others else known_revision  # others may still wait for the present state
+        others.add(follower)
         self._dropped.pop(key, None)
         self._added[key] = None
         self._has_news.set()

@@ -42,7 +42,7 @@ class HeldWork:
         self.leases = Leases(clock, capacity.max_tasks)
         self.outbox = Outbox()
         self._app = app
-        self._cache = Cache(capacity.cache)
+        self._cache = Cache(capacity.cache, capacity.cache_bytes)
         self._left: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     # For the work, as its host.
@@ -61,8 +61,9 @@ class HeldWork:
         lease = self.leases.of(work.task_id)
         if lease is not None and lease.work is work:
             self.remove(lease)
-        if work.remembered_as is not None:
-            self._cache.keep(work.remembered_as, work)
+        memory = work.remembered_as
+        if memory is not None:
+            self._cache.keep(memory, work)
 
     def leave(self, task: asyncio.Task[Any]) -> None:
         """Tell a task to end whose outcome is not wanted any more; closing waits for it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from stepwell.kinds import Kind
 from stepwell.v1 import workers_pb2 as pb
@@ -17,6 +17,13 @@ from stepwell.workflows.handle import WorkflowCaller
 
 MemoryKey: TypeAlias = tuple[Kind, str, str]
 """Kind and name of a handler, and the key of a task."""
+
+
+class Memory(NamedTuple):
+    """The key under which suspended work is remembered, and about how many bytes of users' data it keeps."""
+
+    key: MemoryKey
+    bytes: int
 
 
 class Phase(Enum):
@@ -50,8 +57,8 @@ class Work(ABC):
         """Whether a worker that leaves would interrupt nothing."""
 
     @property
-    def remembered_as(self) -> MemoryKey | None:
-        """Handler and key of work that is no longer held and can go on from memory."""
+    def remembered_as(self) -> Memory | None:
+        """The key of work that is no longer held and can go on from memory. None: it cannot."""
         return None
 
     @abstractmethod

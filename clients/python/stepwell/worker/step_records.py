@@ -21,15 +21,17 @@ _PROGRESS = {
 class StepRecords:
     """Steps by name, counted as the server counts them: sleeps not, cached ones once."""
 
-    __slots__ = ("_counted", "_states")
+    __slots__ = ("_counted", "_states", "bytes")
 
     def __init__(self) -> None:
+        self.bytes = 0  # about: what was known before of a step counts, too
         self._states: dict[str, pb.StepState] = {}
         self._counted: set[str] = set()
 
     def put(self, state: pb.StepState) -> None:
         """Take over what is known of a step from now on."""
         self._states[state.name] = state
+        self.bytes += state.ByteSize()
         if state.type != states.STEP_TYPE_SLEEP:
             self._counted.add(state.name)
 

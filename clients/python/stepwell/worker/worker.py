@@ -22,7 +22,7 @@ from stepwell.version import __version__
 from stepwell.worker.connection import Connection
 from stepwell.worker.dialogue import Dialogue
 from stepwell.worker.held_work import HeldWork
-from stepwell.worker.leases import Capacity
+from stepwell.worker.leases import CACHE, CACHE_BYTES, Capacity
 from stepwell.worker.threads import ThreadPool
 from stepwell.workflows.definition import AnyWorkflow
 
@@ -37,7 +37,8 @@ class Worker:
     In the `with` block the worker is registered and takes tasks, at most `max_tasks` at a time. Leaving it, executing
     functions get `grace` to end; what then still executes goes to another worker. If the server would not have it any
     more, leaving raises why, unless the block has raised something itself. Functions that are not async run in
-    `threads` threads. Up to `cache` suspended runs stay in memory, so that they go on without a replay.
+    `threads` threads. Up to `cache` suspended runs stay in memory, so that they go on without a replay, as long as what
+    they keep of users' data is at most `cache_bytes`.
     """
 
     def __init__(
@@ -49,7 +50,8 @@ class Worker:
         hooks: Sequence[HookDefinition[Any]] = (),
         max_tasks: int = 500,
         threads: int = 32,
-        cache: int = 1000,
+        cache: int = CACHE,
+        cache_bytes: int = CACHE_BYTES,
         worker_id: str | None = None,
         grace: DurationLike = "10 seconds",
         connect_timeout: DurationLike = "30 seconds",
@@ -57,11 +59,11 @@ class Worker:
     ) -> None:
         given = app or App()
         self.app = replace(given, workflows=[*given.workflows, *workflows], hooks=[*given.hooks, *hooks])
-        if max_tasks < 1 or threads < 1 or cache < 0:
-            raise ValueError("max_tasks and threads are at least 1, cache at least 0")
+        if max_tasks < 1 or threads < 1 or cache < 0 or cache_bytes < 0:
+            raise ValueError("max_tasks and threads are at least 1, cache and cache_bytes at least 0")
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
         self._client = client
-        self._capacity = Capacity(max_tasks, cache)
+        self._capacity = Capacity(max_tasks, cache, cache_bytes)
         self._threads = threads
         self._grace = to_seconds(grace)
         self._connect_timeout = to_seconds(connect_timeout)

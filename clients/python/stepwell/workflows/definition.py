@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args, get_origin, overload
 
 from stepwell.kinds import Kind
@@ -20,6 +21,7 @@ ChildP = TypeVar("ChildP")
 ChildR = TypeVar("ChildR")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+_REMEMBERED = 1000
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,12 @@ def definition_of(workflow: AnyWorkflow) -> WorkflowDefinition[Any, Any]:
         return workflow
     if not (isinstance(workflow, type) and issubclass(workflow, WorkflowEntrypoint)):
         raise TypeError(f"a workflow is a WorkflowEntrypoint class or made by @workflow(...), not {workflow!r}")
+    return _definition_of_class(workflow)  # type: ignore[arg-type]  # mypy does not see that classes have a hash
+
+
+@lru_cache(_REMEMBERED)
+def _definition_of_class(workflow: type[WorkflowEntrypoint[Any, Any]]) -> WorkflowDefinition[Any, Any]:
+    """Read once for each class: a client asks for it with every instance, and type hints take long to evaluate."""
     name = getattr(workflow, "name", None)
     if not isinstance(name, str):
         raise TypeError(f'give the workflow class {workflow.__name__} a name: name = "..."')

@@ -185,7 +185,7 @@ class Admission:
                     self._unary.enter(name)
 
         with self._unary.hold(name, _too_many_calls):
-            call.waiting = waiting_place
+            call.waiting_place = waiting_place
             yield
 
     @contextmanager

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
@@ -16,6 +16,7 @@ from grpc import StatusCode, aio
 from stepwell.v1.transactions_pb2 import CommitRequest
 from stepwell_server.api.edge import validate
 from stepwell_server.api.edge.access import METHODS, OPEN_METHODS, Caller, Category, Policy, Principal
+from stepwell_server.api.edge.shares import Turn
 from stepwell_server.domain.values.asked import Asked
 from stepwell_server.domain.values.errors import (
     Internal,
@@ -49,8 +50,10 @@ class Call:
     log_id: str = field(default_factory=new_id)
     principal: Principal = ANYBODY
     code: StatusCode = StatusCode.OK
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    waiting_place: Callable[[], AbstractContextManager[None]] = nullcontext
     """Takes a place among those calls that wait, so that others can have the one of this call."""
+    turn: Turn = field(default_factory=Turn)
+    """To be taken by each of its messages."""
     granted: set[tuple[str, Category | None]] = field(default_factory=set)
     """Questions to which the policy said yes."""
 
@@ -91,6 +94,12 @@ class Call:
         """Refuse the call as `check` does, and remember the question for as long as a stream is open."""
         self.check(namespace, category)
         self.granted.add((namespace, category))
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Leave to others, while the call only waits, what it has of the server."""
+        with self.waiting_place(), self.turn.rest():
+            yield
 
     def broken(self) -> Internal:
         """The refusal of a call that met a bug: the log has the rest under its id."""

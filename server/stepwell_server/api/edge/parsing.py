@@ -27,6 +27,7 @@ class Parser:
     async def parse(self, deserialize: Any, raw: bytes) -> Message:
         """The message of a unary call, checked."""
         message = await self.decode(deserialize, raw)
+        del raw
         await self._turns.work(self._validator.parts(message))
         return message
 

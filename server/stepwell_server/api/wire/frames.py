@@ -86,8 +86,8 @@ def hello_from_pb(hello: workers_pb2.Hello, principal: str) -> Hello:
 
 def _registration(namespace: str, handler: workers_pb2.Handler) -> Registration:
     named = handler.WhichOneof("definition")
-    description = "" if named is None else getattr(handler, named).description
-    return Registration(handler_from_pb(namespace, handler), description)
+    declared = {} if named is None else {"description": getattr(handler, named).description}
+    return Registration(handler_from_pb(namespace, handler), declared)
 
 
 def handler_from_pb(namespace: str, handler: workers_pb2.Handler | workers_pb2.HandlerRef) -> Handler:

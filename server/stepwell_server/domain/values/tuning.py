@@ -23,12 +23,13 @@ class Tuning:
     """After a ping that takes longer, the connection for hints is replaced."""
 
     # committer
-    inbox_calls: int = 10_000
+    inbox_items: int = 10_000
     inbox_bytes: int = 64 * 1024 * 1024
     group_calls: int = 500
+    group_items: int = 2000
     group_bytes: int = 4 * 1024 * 1024
-    shared_for: float = 1.0
-    """Time for which groups stay small after calls of several namespaces have met."""
+    shared_for: float = 0.1
+    """Time for which shares stay small after one namespace, or one caller, sent behind another."""
 
     # hand-out and connections
     claim_pause: float = 0.025
@@ -46,6 +47,9 @@ class Tuning:
 
     # loops
     sweep_interval: float = 5.0
+    gone_after: float = 60.0
+    """Time in touch with the database before a replica decides that a worker has gone. After a start or an outage all
+    workers are on their way back."""
     prune_interval: float = 600.0
     prune_batch: int = 1000
     wake_spacing: float = 0.05

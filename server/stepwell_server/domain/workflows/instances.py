@@ -127,6 +127,11 @@ class Instance:
     wake_at: Micros | None = None
     trace: Trace = field(default_factory=dict)
 
+    @property
+    def head(self) -> Head:
+        """Where it stands."""
+        return Head(self.id, self.revision, self.status)
+
 
 @dataclass(frozen=True, slots=True)
 class NewInstance:

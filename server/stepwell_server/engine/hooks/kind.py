@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from stepwell_server.domain.hooks.hooks import HANDLER_NOT_FOUND, UNSERVED_FOR, Hook, check_hook_name
 from stepwell_server.domain.spine.executions import load_open
@@ -49,6 +50,7 @@ class HookKind(Kind):
     """Durable one-shot messages to a handler."""
 
     kind = TaskKind.HOOK
+    defaults: ClassVar[Mapping[str, Any]] = {"description": ""}
 
     def book(self, rules: Rules) -> HookBook:
         """A book for one transaction."""

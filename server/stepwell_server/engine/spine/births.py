@@ -10,7 +10,8 @@ from stepwell_server.domain.spine.births import Birth, Found, Key, Keyed, Wanted
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.spine.leases import Lease, LeaseTimes, Owner
 from stepwell_server.domain.spine.tasks import NewTask
-from stepwell_server.domain.values.errors import IdempotencyKeyReused, StepwellError
+from stepwell_server.domain.values.asked import reused
+from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.engine.spine.books import Group, HotCall, Later
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
@@ -139,7 +140,7 @@ class Create(HotCall, Generic[New, Thing]):
             return Created(self.newborn(group, birth), is_new=True)
         key = births.earlier(self.wanted) if birth is None else self.wanted.new.key
         if key is None:
-            return self._reused()
+            return reused(self.wanted.request_id)
         return self._repeated(group, births, key)
 
     def _repeated(self, group: Group, births: Births[New, Thing], key: Key) -> Created[Thing] | StepwellError:
@@ -149,12 +150,8 @@ class Create(HotCall, Generic[New, Thing]):
         if self.wanted.request_id is None or self.wanted.request_id != first.request_id:
             return self.exists()
         if self.wanted.request_hash != first.request_hash:
-            return self._reused()
+            return reused(self.wanted.request_id)
         return Created(births.found[key].thing if birth is None else self.newborn(group, birth))
-
-    def _reused(self) -> IdempotencyKeyReused:
-        reused = "this request_id was used for another request"
-        return IdempotencyKeyReused(reused, request_id=self.wanted.request_id)
 
 
 def things(answers: Iterable[Any]) -> list[Any]:

@@ -16,6 +16,7 @@ from stepwell_server.domain.spine.handlers import TaskKind
 from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.spine.tasks import NewTask, Task
 from stepwell_server.domain.spine.work import Rules, Work
+from stepwell_server.domain.values.asked import RequestKey
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.engine.spine.assignments import Ask, Assignment, Claimed
 from stepwell_server.storage.database.database import Tx
@@ -54,6 +55,24 @@ class HotCall:
     def size(self) -> int:
         """About how many bytes it brings."""
         return _SMALL
+
+    @property
+    def weight(self) -> int:
+        """How many items it brings."""
+        return 1
+
+    @property
+    def request(self) -> RequestKey | None:
+        """Its request, if its reply is stored: then it is decided once, and a repetition is answered with that."""
+        return None
+
+    def dump(self, answer: Any) -> Any:
+        """Make the stored reply of an answer, as JSON. None: it accepted nothing, so a repetition is decided anew."""
+        raise NotImplementedError
+
+    def load(self, reply: Any) -> Any:
+        """The answer to a repetition."""
+        raise NotImplementedError
 
     def want(self, group: Group) -> None:
         """Note in the books what must be read, now that the tasks are locked."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -32,11 +32,12 @@ from stepwell_server.engine.spine.group import GroupResult, run_group
 from stepwell_server.engine.spine.ids import new_id
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
 from stepwell_server.engine.spine.kinds import Committed, Kinds
+from stepwell_server.engine.spine.sharing import Sharing
 from stepwell_server.engine.spine.timings import Stage, Timings, Way
-from stepwell_server.storage.database.database import Database, TxOptions
+from stepwell_server.storage.database.database import Database, LostRace, TxOptions
 
 SHARE = 10
-"""Calls of each namespace in a group while several send: whoever comes then waits for a small one."""
+"""Items of each namespace in a group while several send: whoever comes then waits for a small one."""
 SHARE_BYTES = 8 * 1024
 """Of a call, for which it counts as one more."""
 PATIENCE = 3
@@ -65,8 +66,8 @@ class Committer:
     timings: Timings = field(default_factory=Timings)
     tuning: Tuning = DEFAULT
     _inbox: Inbox = field(init=False)
-    _shared_until: float = 0.0
-    """Until then groups are small, whoever sends."""
+    _sharing: Sharing = field(init=False)
+    """Whether several namespaces send: then groups are small, whoever waits."""
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _slow: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
     """Calls on the slow lane, by their entity."""
@@ -75,6 +76,7 @@ class Committer:
 
     def __post_init__(self) -> None:
         self._inbox = Inbox(tuning=self.tuning)
+        self._sharing = Sharing(self.tuning.shared_for)
 
     async def submit(self, call: HotCall, sender: Sender = SERVER) -> Any:
         """Commit the call with others and return its answer, or raise its refusal."""
@@ -84,6 +86,8 @@ class Committer:
         """Take the call in, after all that its sender sent before. The future brings its answer or its refusal."""
         waiting = Waiting(call, sender, asyncio.get_running_loop().create_future())
         self._inbox.put(waiting)
+        if sender.namespace != SERVER.namespace:
+            self._sharing.note(sender.namespace)
         self._arrived.set()
         return waiting.answer
 
@@ -113,32 +117,33 @@ class Committer:
         """The next calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
         group: list[Waiting] = []
         behind: list[Waiting] = []
-        size, share, taken = 0, self._share(), Counter[str]()
-        while self._inbox and len(group) < self.tuning.group_calls and (not group or size < self.tuning.group_bytes):
+        tuning, taken, spent = self.tuning, Counter[str](), set[str]()
+        size, room = 0, tuning.group_items
+        share = SHARE if self._sharing.is_shared else tuning.group_items
+        while self._inbox.turn_to_others(spent) and len(group) < tuning.group_calls and size < tuning.group_bytes:
+            if group and self._inbox.next.call.weight > room:
+                break
             waiting = self._inbox.take()
             if waiting.call.entity in self._slow:
                 behind.append(waiting)
                 continue
             group.append(waiting)
-            size += waiting.call.size
-            taken[waiting.sender.namespace] += 1 + waiting.call.size // SHARE_BYTES
-            if taken[waiting.sender.namespace] >= share:  # as all others have, or they have no more
-                break
+            size += waiting.size
+            room -= waiting.call.weight
+            taken[waiting.sender.namespace] += waiting.call.weight + waiting.size // SHARE_BYTES
+            if taken[waiting.sender.namespace] >= share:
+                spent.add(waiting.sender.namespace)
         self._inbox.put_back(behind)
         return group
-
-    def _share(self) -> int:
-        """How much of a group one namespace may have: little while several send, so that each has its turn soon."""
-        now = asyncio.get_running_loop().time()
-        if self._inbox.is_shared:
-            self._shared_until = now + self.tuning.shared_for
-        return SHARE if now < self._shared_until else self.tuning.group_calls
 
     async def _commit(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""
         try:
             result = await self._run([waiting.call for waiting in group], _HOT)
         except Exception as error:
+            lost = _lost(error)
+            if lost:
+                return await self._commit_without(group, lost)
             if len(group) > 1 and (isinstance(error, _DIVIDED) or not isinstance(error, StepwellError)):
                 return await self._commit_halves(group)
             if isinstance(error, Conflict):
@@ -158,10 +163,21 @@ class Committer:
         """Commit one half, then the other without calls that must wait behind an undecided one of the first."""
         middle = len(group) // 2
         undecided = await self._commit(group[:middle])
+        return undecided + await self._commit_others(group[middle:], undecided)
+
+    async def _commit_without(self, group: Sequence[Waiting], lost: Collection[Hashable]) -> list[Waiting]:
+        """Commit a group without the calls whose requests another replica is answering again and again."""
+        losers = [waiting for waiting in group if waiting.call.request in lost]
+        for waiting in losers:
+            waiting.passed_over += 1
+        return await self._commit_others(group, losers)
+
+    async def _commit_others(self, group: Sequence[Waiting], undecided: Sequence[Waiting]) -> list[Waiting]:
+        """Commit the calls about other entities than these. Returns what stays undecided, in order."""
         stuck = {waiting.call.entity for waiting in undecided}
-        undecided += [waiting for waiting in group[middle:] if waiting.call.entity in stuck]
-        rest = [waiting for waiting in group[middle:] if waiting.call.entity not in stuck]
-        return undecided + (await self._commit(rest) if rest else [])
+        behind = [waiting for waiting in group if waiting.call.entity in stuck]
+        rest = [waiting for waiting in group if waiting.call.entity not in stuck]
+        return behind + (await self._commit(rest) if rest else [])
 
     def _answer(self, group: Sequence[Waiting], result: GroupResult) -> list[Waiting]:
         undecided: list[Waiting] = []
@@ -214,6 +230,11 @@ class Committer:
             refusal = Internal(f"internal error; the server's log has it as {log_id}", log_id=log_id)
         for waiting in group:
             waiting.settle(_own(refusal))
+
+
+def _lost(error: Exception) -> Collection[Hashable]:
+    """The parts of a group that lost a race twice, as far as the error names them."""
+    return error.__cause__.lost if isinstance(error.__cause__, LostRace) else ()
 
 
 def _own(refusal: Exception) -> Exception:

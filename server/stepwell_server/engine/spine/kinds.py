@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, ClassVar, TypeVar
 
+from stepwell_server.domain.spine.definitions import Definition
 from stepwell_server.domain.spine.events import EngineEvent
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.spine.tasks import Task
@@ -49,6 +50,8 @@ class Committed:
     """Tasks that were written or removed, by kind."""
     changes: Mapping[TaskKind, object] = field(default_factory=dict)
     """The changes that the book of each kind publishes."""
+    redefined: frozenset[Handler] = frozenset()
+    """Handlers that have another definition now."""
     assigned: tuple[Assignment, ...] = ()
     """Everything that it leased to workers with a stream."""
     began: float = 0.0
@@ -59,6 +62,8 @@ class Kind:
     """A primitive with handlers. A kind overrides the methods that it needs."""
 
     kind: TaskKind
+    defaults: ClassVar[Mapping[str, Any]]
+    """All settings of a definition of this kind, by name, with the values for settings that a worker leaves out."""
 
     def book(self, rules: Rules) -> Book:
         """A book for one transaction."""
@@ -146,6 +151,10 @@ class Kinds:
 
     def __getitem__(self, kind: TaskKind) -> Kind:
         return self.table[kind]
+
+    def define(self, hosted: Iterable[Registration]) -> dict[Handler, Definition]:
+        """The definitions of what a worker hosts."""
+        return {one.handler: Definition.of(one.declared, self.table[one.handler.kind].defaults) for one in hosted}
 
     def books(self, rules: Rules) -> dict[TaskKind, Book]:
         """A book of each kind, for one transaction."""

@@ -16,10 +16,10 @@ from stepwell_server.domain.values.times import SECOND
 from stepwell_server.engine.spine.calls import Answer
 from stepwell_server.engine.spine.links import LONGEST_RETRY, TRY_AGAIN, Link
 from stepwell_server.engine.spine.outbox import Beat
+from stepwell_server.engine.spine.turns import LEASE_COST, Turns
 
 ACKS_COLLECTED = 0.02
 """Seconds for which an acknowledgement waits for the task's first frames, which renew its lease all the same."""
-
 log = structlog.get_logger()
 
 
@@ -43,6 +43,7 @@ class Renewals:
         self._link = link
         self._shorten = shorten
         """Ends a lease soon, after what was reported under it."""
+        self._turns = Turns()
         self._arrived: dict[Held, None] = {}
         """Tasks that were acknowledged a moment ago."""
         self.last_beat = 0
@@ -93,7 +94,7 @@ class Renewals:
         """Renew these leases, and say when that is durable. A lease that cannot be renewed is lost alone."""
         named = {*held}
         beat = _Renewals(number, set(filter(self._link.holds, named)))
-        for one in named - beat.waiting:
+        async for one in self._turns.over(named - beat.waiting, LEASE_COST):
             self._link.lose(one)
         if not beat.waiting:
             self._confirm(number)

@@ -51,6 +51,7 @@ class Replica:
 
     def announce(self, committed: Committed) -> None:
         """Tell all who wait what a transaction of this replica has changed."""
+        self.registry.redefined(committed.redefined)
         self.bus.learn(committed)
         self.relay.note(committed, self.kinds.publish(committed))
         self.handout.deliveries.deliver(committed)
@@ -58,6 +59,7 @@ class Replica:
 
     def heard(self, hint: Hint) -> None:
         """Tell all who wait what another replica has changed."""
+        self.registry.redefined(hint.handlers)
         self.bus.notes.add(hint.handlers)
         self.handout.holders.look(hint.tasks)
         if hint.order is not None:

@@ -67,7 +67,7 @@ class Changes:
     """What followers of instances are told of a group."""
 
     unmoved: frozenset[int]
-    """Those that stand where they stood, though steps or events changed."""
+    """Those that stand where they stood, though steps or events changed; and newborn ones, which nobody follows yet."""
     ended: Mapping[int, Head]
 
 
@@ -261,7 +261,9 @@ class WorkflowBook(Book):
 
     def changes(self, group: Group) -> Changes:
         """What followers of instances are told."""
-        return Changes(self._unmoved, self._ended)
+        newborn = {birth.id for birth in self.births.stored.values()}
+        claimed = {assignment.task.id for late in group.claims for assignment in late.claimed.assigned}
+        return Changes((self._unmoved | newborn) - claimed, self._ended)
 
 
 def book_of(group: Group) -> WorkflowBook:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 from stepwell_server.domain.spine.births import Birth
 from stepwell_server.domain.spine.tasks import Task
+from stepwell_server.domain.values.asked import reused
 from stepwell_server.domain.values.errors import (
-    IdempotencyKeyReused,
     InstanceIdAlreadyExists,
     InstanceNotFound,
     StepwellError,
@@ -149,7 +149,7 @@ class SendEvent(HotCall):
 
     def _again(self, earlier: SentEvent, task: Task | None, group: Group) -> Stored:
         if earlier.request_hash != self.request_hash:
-            raise IdempotencyKeyReused("this request_id was used for another request", request_id=self.request_id)
+            raise reused(self.request_id)
         if task is not None:
             return Stored(earlier.event, status_of(task))
         ended = self._ended(group)

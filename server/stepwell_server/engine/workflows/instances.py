@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from stepwell_server.domain.spine.executions import load_open
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.errors import DurationOutOfRange, RunNotFound
 from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.pages import Page, PageRequest, in_parts
@@ -74,7 +74,7 @@ class Instances:
         scope = ["ListWorkflows", namespace]
         after = self.tokens.decode(scope, page.token) if page.token else None
 
-        def work(tx: Tx) -> tuple[list[Registration], dict[Handler, int]]:
+        def work(tx: Tx) -> tuple[list[handlers.Registered], dict[Handler, int]]:
             found = handlers.list_registered(tx, namespace, TaskKind.WORKFLOW, limit + 1, after)
             return found, sessions.count_by_handler(tx, namespace)
 
@@ -130,9 +130,10 @@ class Instances:
 
     async def until_ended(self, instance: Instance, longest: Micros, mark: int) -> Instance:
         """The instance when it has ended, or as it is when the time has passed; what changed since the mark counts."""
-        watcher = Watcher()
-        self.watches.follow(watcher, instance, 0, mark)
-        ended = instance.status.ended
+        if instance.status.ended:
+            return instance
+        watcher, ended = Watcher(), False
+        self.watches.follow(watcher, instance.head, instance.revision, mark)
         try:
             async with self.watches.waits.until(self.watches.waits.ends(longest / SECOND)):
                 while not ended:
@@ -141,7 +142,10 @@ class Instances:
             pass
         finally:
             self.watches.drop(watcher, [instance.id])
-        return await self.get(instance.key)
+        newest = await self.watches.reads.one(instance.id)
+        if newest is None:
+            raise not_found(instance.key)
+        return newest
 
     async def changed_steps(self, instance: Instance, since: int) -> AsyncIterator[Step]:
         """Steps of the current run that changed after the revision, read as many at a time as fit into a message."""

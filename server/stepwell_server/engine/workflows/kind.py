@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
 
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.spine.tasks import Reason, Task
@@ -29,6 +30,7 @@ class WorkflowKind(Kind):
     """Instances, their runs and steps, and those who follow them."""
 
     kind = TaskKind.WORKFLOW
+    defaults: ClassVar[Mapping[str, Any]] = {"description": ""}
 
     def __init__(self, db: Database, tuning: Tuning = DEFAULT) -> None:
         self.watches = Watches(db, tuning)

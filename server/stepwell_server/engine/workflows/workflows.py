@@ -83,7 +83,12 @@ class Workflows:
         self, items: Sequence[tuple[NewInstance | StepwellError, Asked]]
     ) -> list[Instance | StepwellError]:
         """Store new instances, each decided by itself. Where a worker is free, they are handed out at birth."""
-        return things(await self.batches.take(items, self._checked_instance, self._creation))
+        mark = self.instances.watches.mark()
+        answers = things(await self.batches.take(items, self._checked_instance, self._creation))
+        for one in answers:
+            if isinstance(one, Instance):
+                self.instances.watches.bear(one, mark)
+        return answers
 
     def _creation(self, new: NewInstance, asked: Asked) -> CreateRun:
         reservation = self.replica.handout.reserve(new.key.handler)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -73,6 +73,10 @@ UNHURRIED = TxOptions(label="unhurried")
 
 class LostRace(Exception):
     """Raised by the work itself: what it saw changed before it could lock it. The transaction is run again."""
+
+    def __init__(self, lost: Collection[Hashable] = ()) -> None:
+        self.lost = frozenset(lost)
+        """The parts of the work that lost, where the rest can go on without them."""
 
 
 class CommitUnknown(Exception):

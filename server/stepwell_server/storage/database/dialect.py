@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from io import BytesIO
 from typing import Any
 
 import orjson
@@ -120,9 +121,9 @@ def take_snapshot(tx: Tx) -> None:
         tx.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
 
 
-PAYLOADS = ("params", "output", "result", "payload")
-"""Columns that can be large. Their texts come in a parameter of their own, one behind the other, and a row has the
-place of its text. Inside the text of the rows they would be copied for every column."""
+PAYLOADS = ("params", "output", "result", "payload", "reply", "body_hash")
+"""Columns that can be large, or are bytes. They come in a parameter of their own, one behind the other, and a row has
+the place of its part. Inside the text of the rows they would be copied for every column."""
 
 
 def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
@@ -139,6 +140,8 @@ def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
 
     def text_of(key: str) -> ColumnElement[Any]:
         part = func.substr(texts, given.c[f"{key}_at"], given.c[f"{key}_size"])
+        if isinstance(columns[key], LargeBinary):
+            return type_coerce(part, LargeBinary()).label(key)
         whole = func.convert_from(part, literal_column("'UTF8'")) if product == "postgresql" else cast(part, Text)
         return type_coerce(whole, Text()).label(key)
 
@@ -165,19 +168,17 @@ def as_rows(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def with_payloads(name: str, items: Iterable[Mapping[str, Any]]) -> dict[str, str | bytes]:
-    """The parameters of `rows` with payloads."""
-    texts: list[bytes] = []
-    given, end = [], 1
+    """The parameters of `rows` with payloads, whose texts are bytes."""
+    texts = BytesIO()  # one is copied while it is added, and then let go
+    given = []
     for item in items:
         row = dict(item)
         for key in PAYLOADS:
             text = row.pop(key, None)
             if text is not None:
-                texts.append(text.encode())
-                row |= {f"{key}_at": end, f"{key}_size": len(texts[-1])}
-                end += len(texts[-1])
+                row |= {f"{key}_at": texts.tell() + 1, f"{key}_size": texts.write(text)}
         given.append(row)
-    return {name: as_rows(given), f"{name}_payloads": b"".join(texts)}
+    return {name: as_rows(given), f"{name}_payloads": texts.getvalue()}
 
 
 # ---- lookups

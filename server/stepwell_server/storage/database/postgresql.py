@@ -18,7 +18,8 @@ from sqlalchemy.pool import NullPool
 from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.storage.database.database import CommitUnknown, Fault, T, TxOptions, Work
 
-POOL_SIZE = 8
+POOL_SIZE = 4
+READING_POOL_SIZE = 4
 RESERVED_POOL_SIZE = 3
 """For group commits, their slow lane, and leases with health: load cannot starve these."""
 CONNECT_TIMEOUT = 2.0
@@ -46,6 +47,12 @@ SESSION = {
     "tcp_keepalives_count": "3",
 }
 
+_READING = {
+    # Of connections without transactions: a statement sees what is committed before it in any case, and BEGIN and
+    # COMMIT are two trips more.
+    "default_transaction_read_only": "on",
+}
+
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 _OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03"})
 _TIMEOUTS = frozenset({"57014", "53200", "58030"})
@@ -59,10 +66,14 @@ class PostgresqlBackend:
     def __init__(self, url: URL, tuning: Tuning = DEFAULT) -> None:
         self._url = _for_asyncpg(url)
         self._pool = _pool(self._url, POOL_SIZE, tuning)
+        self._reading = _pool(self._url, READING_POOL_SIZE, tuning, reads=True)
         self._reserved = _pool(self._url, RESERVED_POOL_SIZE, tuning)
 
     async def attempt(self, work: Work[T], options: TxOptions) -> T:
-        """Run the function in one transaction; its statements are awaited underneath."""
+        """Run the function in one transaction; its statements are awaited underneath. Calls that read need none."""
+        if options.read_only and not options.reserved:
+            async with self._reading.connect() as connection:
+                return await connection.run_sync(work)
         pool = self._reserved if options.reserved else self._pool
         async with pool.connect() as connection:
             if options.read_only:
@@ -97,6 +108,7 @@ class PostgresqlBackend:
     async def close(self) -> None:
         """Close every connection."""
         await self._pool.dispose()
+        await self._reading.dispose()
         await self._reserved.dispose()
 
 
@@ -128,9 +140,10 @@ def _sqlstate(error: object) -> str:
     return ""
 
 
-def _pool(url: URL, size: int, tuning: Tuning) -> AsyncEngine:
-    session = {**SESSION, **_HURRIED, **_INDEXED}
-    return _engine(url, session, COMMAND_TIMEOUT, pool_size=size, max_overflow=0, pool_timeout=tuning.pool_timeout)
+def _pool(url: URL, size: int, tuning: Tuning, *, reads: bool = False) -> AsyncEngine:
+    session = {**SESSION, **_HURRIED, **_INDEXED, **(_READING if reads else {})}
+    pooled = _engine(url, session, COMMAND_TIMEOUT, pool_size=size, max_overflow=0, pool_timeout=tuning.pool_timeout)
+    return pooled.execution_options(isolation_level="AUTOCOMMIT") if reads else pooled
 
 
 def _engine(url: URL, session: dict[str, str], command_timeout: float | None, **options: Any) -> AsyncEngine:

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import (
@@ -15,6 +16,7 @@ from sqlalchemy import (
     Row,
     Select,
     Text,
+    bindparam,
     case,
     func,
     select,
@@ -215,13 +217,14 @@ def _found_sql(product: str, wanted: FromClause, *same: Any) -> Select[Any]:
 
 def get(tx: Tx, key: InstanceKey) -> Instance | None:
     """The instance as it is now. None: there is none."""
-    row = tx.execute(_any_sql(dialect.product(tx)).where(*_same_key(key))).first()
+    row = tx.execute(_one_sql(dialect.product(tx)), _key_row(key)).first()
     return None if row is None else from_row(row)
 
 
 @cache
-def _any_sql(product: str) -> Select[Any]:
-    return with_task(product, workflow_instances)
+def _one_sql(product: str) -> Select[Any]:
+    given = SimpleNamespace(**{name: bindparam(name, type_=type_) for name, type_ in _KEY.items()})
+    return with_task(product, workflow_instances).where(*_same_key(given))
 
 
 def get_many(tx: Tx, ids: Iterable[int]) -> dict[int, Instance]:
