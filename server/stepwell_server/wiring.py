@@ -52,7 +52,7 @@ from stepwell_server.telemetry import Metrics
 
 @dataclass(frozen=True, slots=True)
 class Ground:
-    """What all parts of a server stand on."""
+    """The settings, the database and the identity that all parts of a server share."""
 
     settings: Settings
     tuning: Tuning
