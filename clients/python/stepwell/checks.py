@@ -26,13 +26,13 @@ def texts(name: str, values: object) -> list[str]:
     return [text(f"each of {name}", value) for value in values]
 
 
-def labels(values: Mapping[str, str] | None) -> dict[str, str]:
-    """The labels that were given. TypeError if they are not a mapping of text to text."""
+def mapping(name: str, values: Mapping[str, str] | None) -> dict[str, str]:
+    """The mapping that was given as the argument `name`. TypeError if it is not one of text to text."""
     if values is None:
         return {}
     if not isinstance(values, Mapping):
-        raise TypeError(f"labels is a mapping of text to text, not {values!r}")
-    return {text("a key of labels", key): text(f"labels[{key!r}]", value) for key, value in values.items()}
+        raise TypeError(f"{name} is a mapping of text to text, not {values!r}")
+    return {text(f"a key of {name}", key): text(f"{name}[{key!r}]", value) for key, value in values.items()}
 
 
 def new_id(what: str, value: str | None) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, TypeAlias
 
@@ -32,7 +32,8 @@ class JobContext:
     """One execution of a job, for its handler.
 
     `attempt` counts from 1, `max_attempts` is None if there is no maximum. `idempotency_key` is the same in every
-    execution of this job, and no other job's: give it to the service that must recognise a repetition.
+    execution of this job, and no other job's: give it to the service that must recognise a repetition. `trace` is what
+    the job was made with, by W3C names.
     """
 
     id: str
@@ -41,6 +42,7 @@ class JobContext:
     max_attempts: int | None
     idempotency_key: str
     created_at: datetime
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

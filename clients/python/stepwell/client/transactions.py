@@ -96,9 +96,10 @@ class HookOperations(Generic[P]):
         process_at: datetime | None = None,
         retry: Retry | None = None,
         id: str | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> TriggeredHook:
         """Store a hook with the transaction, as `client.hook(...).trigger` does."""
-        new = NewHook(payload=payload, id=id, process_at=process_at, retry=retry)
+        new = NewHook(payload=payload, id=id, process_at=process_at, retry=retry, trace=trace)
         item = trigger_item(self.accessor.name, new, self.accessor.retry)
         item.hook_id = item.hook_id or item.request_id
         self.transaction.add(pb.Operation(trigger_hook=item))
@@ -113,10 +114,14 @@ class WorkflowOperations(Generic[P, R]):
     accessor: Workflow[P, R]
 
     def create(
-        self, id: str | None = None, params: P | None = None, labels: Mapping[str, str] | None = None
+        self,
+        id: str | None = None,
+        params: P | None = None,
+        labels: Mapping[str, str] | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> Instance[R]:
         """Start an instance with the transaction. An id that exists refuses the whole of it."""
-        item = create_item(self.accessor.name, NewInstance(id=id, params=params, labels=labels))
+        item = create_item(self.accessor.name, NewInstance(id=id, params=params, labels=labels, trace=trace))
         item.instance_id = item.instance_id or item.request_id
         self.transaction.add(pb.Operation(create_instance=item))
         return Instance(self.accessor.client, self.accessor.name, item.instance_id, self.accessor.result_type)
@@ -134,7 +139,7 @@ class InstanceOperations:
     workflow: str
     id: str
 
-    def send_event(self, type: str, payload: Any = None) -> None:
+    def send_event(self, type: str, payload: Any = None, *, trace: Mapping[str, str] | None = None) -> None:
         """Send an event with the transaction."""
-        item = event_item(self.workflow, self.id, type, payload)
+        item = event_item(self.workflow, self.id, type, payload, trace)
         self.transaction.add(pb.Operation(send_event=item))

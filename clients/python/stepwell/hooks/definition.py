@@ -48,6 +48,7 @@ class HookDefinition(Generic[P]):
             max_attempts=given.max_attempts or None,
             idempotency_key=given.idempotency_key,
             created_at=to_datetime(given.created_at),
+            trace=dict(task.trace),
         )
         return JobCall(
             body=self.handler.bind(given.payload, context),

@@ -33,6 +33,7 @@ class NewHook(Generic[P]):
     id: str | None = None
     process_at: datetime | None = None
     retry: Retry | None = None
+    trace: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,12 +51,14 @@ class Hook(Generic[P]):
         process_at: datetime | None = None,
         retry: Retry | None = None,
         id: str | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> TriggeredHook:
         """Store a hook, to be executed at once or not before `process_at`; answers when it is stored.
 
-        `retry` is stored with it; left out, it is the definition's, and then the server's default.
+        `retry` is stored with it; left out, it is the definition's, and then the server's default. `trace` has W3C
+        names, such as "traceparent": it is stored, given to the handler as `ctx.trace`, and sent with a webhook.
         """
-        new = NewHook(payload=payload, id=id, process_at=process_at, retry=retry)
+        new = NewHook(payload=payload, id=id, process_at=process_at, retry=retry, trace=trace)
         result = await self.client.submit(trigger_all, trigger_item(self.name, new, self.retry))
         return self._triggered(result)
 
@@ -188,5 +191,6 @@ def trigger_item(name: str, new: NewHook[Any], default: Retry | None) -> pb.Trig
         payload=to_payload(new.payload),
         process_at=None if new.process_at is None else to_timestamp(new.process_at),
         retry=None if retry is None else retry.to_policy(),
+        trace=checks.mapping("trace", new.trace),
     )
     return identified(item)

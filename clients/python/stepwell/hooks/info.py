@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from enum import StrEnum
@@ -51,6 +51,7 @@ class HookInfo:
     last_attempt_at: datetime | None = None
     next_attempt_at: datetime | None = None
     ended_at: datetime | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +101,7 @@ def hook_info(hook: pb.Hook) -> HookInfo:
         last_attempt_at=instant(hook, "last_attempt_at"),
         next_attempt_at=instant(hook, "next_attempt_at"),
         ended_at=instant(hook, "ended_at"),
+        trace=dict(hook.trace),
     )
 
 

@@ -60,15 +60,16 @@ class WorkflowFunction:
         """The fields of log lines about the run."""
         return {"workflow": self.definition.name, "instance_id": self.key}
 
-    def begin(self, task: pb.WorkflowInput, step: WorkflowStep, ended: Ended) -> None:
+    def begin(self, task: pb.Task, step: WorkflowStep, ended: Ended) -> None:
         """Call the function; `ended` is told when it has ended, in whatever way.
 
         It is not kept: a run that is over goes at once, and does not wait for the garbage collector.
         """
         namespace = "" if self._client is None else self._client.namespace
-        created_at = task.created_at.ToNanoseconds()  # an id can be used again when its instance is forgotten
-        self.input_bytes = task.params.ByteSize()
-        self.identity = (namespace, self.definition.name, self.key, created_at, task.run_number)
+        given = task.workflow
+        created_at = given.created_at.ToNanoseconds()  # an id can be used again when its instance is forgotten
+        self.input_bytes = given.params.ByteSize()
+        self.identity = (namespace, self.definition.name, self.key, created_at, given.run_number)
         context = copy_context()
         self._family = strays.found_family(context)
         self._task = self._loop.create_task(outcome_of(lambda: self._execute(task, step)), context=context)
@@ -102,9 +103,10 @@ class WorkflowFunction:
             self._was_warned_of = True
             log(WARNING, "workflow_goes_on: it catches its cancellation and must raise it again", about=self.about)
 
-    async def _execute(self, task: pb.WorkflowInput, step: WorkflowStep) -> Any:
-        payload = payloads.from_argument(task.params, self.definition.params_type)
-        event = WorkflowEvent(payload, to_datetime(task.created_at), self.key, task.run_number)
+    async def _execute(self, task: pb.Task, step: WorkflowStep) -> Any:
+        given = task.workflow
+        payload = payloads.from_argument(given.params, self.definition.params_type)
+        event = WorkflowEvent(payload, to_datetime(given.created_at), self.key, given.run_number, dict(task.trace))
         running = self.definition.program(self._client)(event, step)
         if not inspect.isawaitable(running):
             raise TypeError(f"the workflow {self.definition.name!r} is not async: write async def")

@@ -101,7 +101,7 @@ class Run(StatefulWork):
         if not self._function.has_begun:
             self.run_number = given.run_number
             engine = RunEngine(self._host, self._standing, self._function, self._reports, self._steps, self._touch)
-            self._function.begin(given, WorkflowStep(engine), self._function_ended)
+            self._function.begin(task, WorkflowStep(engine), self._function_ended)
         self._touch()
 
     def acked(self, number: int, ack: pb.Ack) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import lru_cache
@@ -26,12 +26,13 @@ _REMEMBERED = 1000
 
 @dataclass(frozen=True, slots=True)
 class WorkflowEvent(Generic[P]):
-    """The event that a run begins with: the instance's parameters, and its identity."""
+    """The event that a run begins with: the instance's parameters, its identity, and the trace of its creation."""
 
     payload: P
     timestamp: datetime
     instance_id: str
     run_number: int = 0
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 Program: TypeAlias = Callable[[WorkflowEvent[Any], WorkflowStep], Awaitable[Any]]

@@ -62,6 +62,7 @@ class NewInstance(Generic[P]):
     id: str | None = None
     params: P | None = None
     labels: Mapping[str, str] | None = None
+    trace: Mapping[str, str] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,14 +79,17 @@ class Workflow(Generic[P, R]):
         params: P | None = None,
         labels: Mapping[str, str] | None = None,
         wait: DurationLike | None = None,
+        trace: Mapping[str, str] | None = None,
     ) -> Instance[R]:
         """Start an instance; answers when it is stored or, with `wait`, when it has ended or the wait is over.
 
-        The instance keeps what the wait brought: `result()` asks the server only if it had not ended by then.
+        The instance keeps what the wait brought: `result()` asks the server only if it had not ended by then. `trace`
+        has W3C names, such as "traceparent": it is stored, and given to the function as `event.trace`.
         """
+        new = NewInstance(id=id, params=params, labels=labels, trace=trace)
         if wait is not None:
-            return await self._create_and_wait(NewInstance(id=id, params=params, labels=labels), wait)
-        item = create_item(self.name, NewInstance(id=id, params=params, labels=labels))
+            return await self._create_and_wait(new, wait)
+        item = create_item(self.name, new)
         result = await self.client.submit(create_all, item)
         if result.HasField("error"):
             raise refusal_of(result.error)
@@ -125,7 +129,7 @@ class Workflow(Generic[P, R]):
             namespace=self.client.namespace,
             workflow=self.name,
             statuses=status_numbers(status),
-            labels=checks.labels(labels),
+            labels=checks.mapping("labels", labels),
             created_from=None if created_from is None else to_timestamp(created_from),
             created_before=None if created_before is None else to_timestamp(created_before),
             view=pb.INSTANCE_VIEW_BASIC,
@@ -145,6 +149,7 @@ class Workflow(Generic[P, R]):
             instance_id=item.instance_id,
             params=item.params if item.HasField("params") else None,
             labels=item.labels,
+            trace=item.trace,
             wait=to_duration(wait),
             request_id=item.request_id,
         )
@@ -191,9 +196,9 @@ class Instance(Generic[R]):
         result: R = from_payload(instance.output, self.result_type)
         return result
 
-    async def send_event(self, type: str, payload: Any = None) -> None:
+    async def send_event(self, type: str, payload: Any = None, *, trace: Mapping[str, str] | None = None) -> None:
         """Send an event: to the step that waits for its type, or kept until one does."""
-        result = await self.client.submit(send_all, event_item(self.workflow, self.id, type, payload))
+        result = await self.client.submit(send_all, event_item(self.workflow, self.id, type, payload, trace))
         if result.HasField("error"):
             raise refusal_of(result.error)
 
@@ -305,15 +310,22 @@ def create_item(workflow: str, new: NewInstance[Any]) -> pb.CreateInstancesItem:
         workflow=workflow,
         instance_id=checks.new_id("an instance", new.id),
         params=to_payload(new.params),
-        labels=checks.labels(new.labels),
+        labels=checks.mapping("labels", new.labels),
+        trace=checks.mapping("trace", new.trace),
     )
     return identified(item)
 
 
-def event_item(workflow: str, instance_id: str, type: str, payload: Any) -> pb.SendEventsItem:
+def event_item(
+    workflow: str, instance_id: str, type: str, payload: Any, trace: Mapping[str, str] | None
+) -> pb.SendEventsItem:
     """An event to send, for the wire. PayloadInvalid if its payload cannot be sent."""
     item = pb.SendEventsItem(
-        workflow=workflow, instance_id=instance_id, type=checks.text("type", type), payload=to_payload(payload)
+        workflow=workflow,
+        instance_id=instance_id,
+        type=checks.text("type", type),
+        payload=to_payload(payload),
+        trace=checks.mapping("trace", trace),
     )
     return identified(item)
 

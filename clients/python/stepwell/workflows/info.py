@@ -73,6 +73,7 @@ class InstanceInfo(Generic[R]):
     started_at: datetime | None = None
     ended_at: datetime | None = None
     wake_at: datetime | None = None
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +105,7 @@ class EventEntry:
     created_at: datetime | None = None
     delivered_at: datetime | None = None
     consumed_by_step: str = ""
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 HistoryEntry: TypeAlias = StepEntry | EventEntry
@@ -173,6 +175,7 @@ def instance_info(instance: pb.Instance, result_type: Any = None) -> InstanceInf
         started_at=instant(instance, "started_at"),
         ended_at=instant(instance, "ended_at"),
         wake_at=instant(instance, "wake_at"),
+        trace=dict(instance.trace),
     )
 
 
@@ -209,4 +212,5 @@ def event_entry(event: pb.Event) -> EventEntry:
         created_at=instant(event, "created_at"),
         delivered_at=instant(event, "delivered_at"),
         consumed_by_step=event.consumed_by_step,
+        trace=dict(event.trace),
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import re
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial, wraps
 from typing import Any, Generic, ParamSpec, Protocol, TypeAlias, TypeVar, cast, overload
@@ -45,11 +45,12 @@ class StepOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReceivedEvent(Generic[T]):
-    """The event that a step waited for."""
+    """The event that a step waited for, with the trace that it was sent with."""
 
     type: str
     payload: T
     timestamp: datetime
+    trace: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +215,9 @@ class WorkflowStep:
             raise ValueError(f"WAIT_FOR_EVENT_TIMEOUT_RANGE: {told}")
         wait = pb.EventWait(type=type, timeout=to_duration(length))
         state = await self._engine.wait(pb.Wait(name=name, event=wait))
-        return ReceivedEvent(state.event_type or type, from_payload(state.result, into), to_datetime(state.event_at))
+        return ReceivedEvent(
+            state.event_type or type, from_payload(state.result, into), to_datetime(state.event_at), dict(state.trace)
+        )
 
     async def _do(self, name: str, body: Body, options: StepOptions, into: Any) -> Any:
         state = await self._engine.do(name, body, options)
