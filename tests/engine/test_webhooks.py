@@ -17,6 +17,7 @@ from stepwell_server.domain.spine.births import Wanted
 from stepwell_server.domain.values.asked import NOT_ASKED
 from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.traces import Trace
 from stepwell_server.engine.hooks.breakers import FAILURES, REST, Breaker
 from stepwell_server.engine.hooks.calls import TriggerHook
 from stepwell_server.engine.hooks.posts import Deliverer, new_secret
@@ -57,11 +58,13 @@ class Scripted(Deliverer):
         self.gate = asyncio.Event()
         self.gate.set()
         self.begun: list[str] = []
+        self.traces: list[Trace] = []
         self.at_once: Counter[str] = Counter()
         self.most_at_once: Counter[str] = Counter()
 
     async def deliver(self, target: Target, post: Post) -> PostResult:
         self.begun.append(post.idempotency_key)
+        self.traces.append(post.trace)
         self.at_once[target.namespace] += 1
         self.most_at_once |= self.at_once
         await self.gate.wait()
@@ -85,9 +88,9 @@ class Delivering:
             await self.engine.db.run_tx(lambda tx, name=name: targets.put(tx, namespace, name, url, ()))
         await self.webhooks.refresh()
 
-    async def trigger(self, namespace: str, name: str, *hook_ids: str) -> None:
+    async def trigger(self, namespace: str, name: str, *hook_ids: str, trace: Trace | None = None) -> None:
         for hook_id in hook_ids:
-            new = NewHook(HookKey(namespace, hook_id), name, Payload("{}"), hook_id)
+            new = NewHook(HookKey(namespace, hook_id), name, Payload("{}"), hook_id, trace=trace or {})
             await self.engine.submit(TriggerHook(Wanted(new)))
 
     async def begun(self, *hook_ids: str) -> None:
@@ -107,6 +110,15 @@ async def delivering(engine: Engine) -> AsyncIterator[Delivering]:
     for loop in loops:
         loop.cancel()
     await asyncio.gather(*loops, return_exceptions=True)
+
+
+async def test_a_webhook_has_the_trace_of_its_hook(delivering: Delivering) -> None:
+    await delivering.put("default", "a")
+
+    await delivering.trigger("default", "a", "one", trace={"traceparent": "00-1-2-01"})
+    await delivering.begun("one")
+
+    assert delivering.deliverer.traces == [{"traceparent": "00-1-2-01"}]
 
 
 async def test_slow_webhooks_of_one_namespace_leave_places_to_others(delivering: Delivering) -> None:

@@ -277,6 +277,17 @@ def test_a_request_says_what_the_receiver_needs_to_know() -> None:
     }
 
 
+def test_a_trace_goes_along_by_its_w3c_names_and_by_no_other() -> None:
+    target = Target("default", "receipts", "https://example.com/", (Secret(bytes(32)),), 0, 0)
+    w3c = {"traceparent": "00-1-2-01", "tracestate": "a=1", "baggage": "user=7"}
+    others = {"host": "evil.example", "webhook-signature": "v1,x", "x-own": "1"}
+    post = Post("hook-1", "receipts", Payload("{}"), 1, 0, w3c | others)
+    plain = Post("hook-1", "receipts", Payload("{}"), 1, 0)
+    endpoint = check_url(target.url, NOBODY)
+
+    assert request_of(target, endpoint, post, "")[0] == request_of(target, endpoint, plain, "")[0] | w3c
+
+
 def test_bytes_are_sent_as_bytes() -> None:
     target = Target("default", "receipts", "https://example.com/", (Secret(bytes(32)),), 0, 0)
     post = Post("hook-1", "receipts", Payload(binary=b"\xff\x00", encoding="aes"), 1, 0)

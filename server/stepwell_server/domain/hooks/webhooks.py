@@ -23,6 +23,7 @@ from stepwell_server.domain.values.errors import InvalidField, InvalidWebhookUrl
 from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import HOUR, SECOND, Micros
+from stepwell_server.domain.values.traces import W3C_NAMES, Trace
 
 URL_LENGTH = 2048
 PORTS = (443, 8443)
@@ -104,6 +105,8 @@ class Post:
     """From 1."""
     now: Micros
     """The real time of the attempt: receivers compare it with their clocks."""
+    trace: Trace = field(default_factory=dict)
+    """Of the hook: what the attempt is part of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +180,8 @@ def request_of(target: Target, endpoint: Endpoint, post: Post, user_agent: str) 
         "stepwell-attempt": str(post.attempt),
         "stepwell-hook-name": post.hook_name,
     }
-    return headers, body
+    # Callers name the entries of a trace: any other name could be a header that means something else.
+    return headers | {name: post.trace[name] for name in W3C_NAMES if name in post.trace}, body
 
 
 def judge(status: int, retry_after: str | None, body: bytes, now: Micros) -> PostResult:

@@ -10,6 +10,8 @@ from stepwell_server.domain.values.errors import InvalidField
 
 TRACE_ENTRIES = 8
 TRACE_BYTES = 4096
+W3C_NAMES = ("traceparent", "tracestate", "baggage")
+"""Names of headers: W3C Trace Context, and W3C Baggage."""
 
 Trace: TypeAlias = Mapping[str, str]
 

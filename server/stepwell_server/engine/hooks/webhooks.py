@@ -163,10 +163,15 @@ class Webhooks:
         keeping = asyncio.create_task(self._keep(assignment.held))
         try:
             (opened,) = load_open(task.open_steps)
-            attempt = Post(
-                hook.idempotency_key, hook.name, hook.payload or EMPTY_OBJECT, opened.attempt, self._real_now()
+            post = Post(
+                idempotency_key=hook.idempotency_key,
+                hook_name=hook.name,
+                payload=hook.payload or EMPTY_OBJECT,
+                attempt=opened.attempt,
+                now=self._real_now(),
+                trace=hook.trace,
             )
-            result = await self.deliverer.deliver(served.target, attempt)
+            result = await self.deliverer.deliver(served.target, post)
             self._judge(served, result)
             if isinstance(result, Gone):
                 await self._disable(served.target, result)
