@@ -81,6 +81,7 @@ class FakeWorkers(WorkerServiceServicer):
         self.reason = ""  # of refusals
         self.refused: asyncio.Queue[pb.Hello] = asyncio.Queue()
         self.intervals: dict[str, Duration] = {}
+        self.ends_streams = True  # that their workers have closed
         self.streams: asyncio.Queue[WorkerStream] = asyncio.Queue()
         self.all_streams: list[WorkerStream] = []
 
@@ -106,7 +107,8 @@ class FakeWorkers(WorkerServiceServicer):
     async def _read(self, stream: WorkerStream, requests: AsyncIterator[pb.ConnectRequest]) -> None:
         async for request in requests:
             await stream.take(request)
-        stream.cut()
+        if self.ends_streams:
+            stream.cut()
 
 
 class FakeWorkflows(WorkflowServiceServicer):

@@ -175,3 +175,18 @@ async def test_a_drained_stream_is_closed_after_what_is_ready_and_another_is_ope
         await asyncio.wait_for(before.until("task_ack"), 5)
         assert not any(frame.HasField("goodbye") for frame in before.frames)
         assert ([held.task_id for held in after.hello.held], pauses) == ([1], [0])
+
+
+@pytest.mark.client_tuning(drain=0.0)
+async def test_a_server_that_drains_and_never_ends_the_stream_is_left(
+    server: FakeServer, client: Client, app: App
+) -> None:
+    server.workers.ends_streams = False
+    async with Worker(client, app, grace=0):
+        before = await next_stream(server)
+        before.say(pb.ServerFrame(drain=pb.Drain()))
+
+        after = await next_stream(server)
+        server.workers.ends_streams = True
+
+    assert after.hello.session_id == before.hello.session_id

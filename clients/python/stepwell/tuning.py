@@ -16,6 +16,8 @@ class Tuning:
     """Seconds before each further try of a call."""
     silence: float = 45.0
     """Seconds without a message after which a stream counts as broken: more than four keepalives of the server."""
+    drain: float = 2.0
+    """Seconds for a server that drains to end a worker's stream. Then the worker leaves it."""
 
 
 DEFAULT = Tuning()

@@ -22,7 +22,6 @@ from stepwell.worker.dialogue import Dialogue
 _MESSAGE_FRAMES = 1000
 """Frames of one message, and step bodies that begin with them."""
 _WELCOME_SECONDS = 10.0
-_DRAIN_SECONDS = 2.0
 _SILENT_INTERVALS = 3
 _BEATS_PER_INTERVAL = 4
 _STOOD_STILL = "this process stood still; what was sent to it meanwhile may be others' by now"
@@ -37,6 +36,7 @@ class Connection:
         self.last_failure: CallFailed | None = None
         self._stub = client.stub(WorkerServiceStub)
         self._address = client.address
+        self._drain_seconds = client.tuning.drain
         self._dialogue = dialogue
         self._held = dialogue.held
         self._hello = hello
@@ -105,7 +105,7 @@ class Connection:
                         return CallFailed(grpc.StatusCode.UNAVAILABLE, self._given_up or _STOOD_STILL)
                     if not self._receive(message):
                         return None
-                    closes_at = asyncio.get_running_loop().time() + _DRAIN_SECONDS
+                    closes_at = asyncio.get_running_loop().time() + self._drain_seconds
                     limit.reschedule(closes_at if self._is_drained else None)
         except aio.AioRpcError as error:
             return None if self._is_drained else failure_of(error, self._address)
