@@ -113,12 +113,12 @@ class Committer:
         """The next calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
         group: list[Waiting] = []
         behind: list[Waiting] = []
-        tuning, share, taken, spent = self.tuning, self._share(), Counter[str](), set[str]()
+        inbox, tuning, share, taken, spent = self._inbox, self.tuning, self._share(), Counter[str](), set[str]()
         size, room = 0, tuning.group_items
-        while self._inbox.turn_to_others(spent) and len(group) < tuning.group_calls and size < tuning.group_bytes:
-            if group and self._inbox.next.call.weight > room:
+        while inbox.turn_to_others(spent) and len(group) < tuning.group_calls and size < tuning.group_bytes:
+            if group and inbox.next.call.weight > room:
                 break
-            waiting = self._inbox.take()
+            waiting = inbox.take()
             if waiting.call.entity in self._slow:
                 behind.append(waiting)
                 continue
@@ -128,7 +128,7 @@ class Committer:
             taken[waiting.sender.namespace] += waiting.call.weight + waiting.call.size // SHARE_BYTES
             if taken[waiting.sender.namespace] >= share:
                 spent.add(waiting.sender.namespace)
-        self._inbox.put_back(behind)
+        inbox.put_back(behind)
         return group
 
     def _share(self) -> int:
