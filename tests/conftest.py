@@ -17,7 +17,7 @@ import trustme
 from sqlalchemy import make_url
 from xdist.scheduler import LoadScopeScheduling
 
-from stepwell_server import app as application
+from stepwell_server.databases import open_database
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.storage.database import migrate
@@ -142,7 +142,7 @@ def tuning(request: pytest.FixtureRequest) -> Tuning:
 @pytest.fixture
 async def db(database_url: str, tuning: Tuning) -> AsyncIterator[Database]:
     """A migrated database."""
-    database = application.open_database(make_url(database_url), tuning)
+    database = open_database(make_url(database_url), tuning)
     await database.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
     yield database
     await database.close()

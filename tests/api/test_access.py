@@ -260,7 +260,7 @@ async def test_a_wait_that_begins_while_the_server_goes_away_is_a_short_one(
 ) -> None:
     await hire(credit=0)
     await flows.create("one")
-    server.app.replica.kinds.drain()
+    server.app.parts.replica.kinds.drain()
 
     async with asyncio.timeout(PATIENCE):
         assert status_name((await flows.wait("one", 60)).status) == "QUEUED"

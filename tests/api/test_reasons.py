@@ -407,7 +407,7 @@ CASES |= {
 
 @case("SHUTTING_DOWN")
 async def _(on: Stage) -> Any:
-    on.server.app._workers.drain()
+    on.server.app.parts.workers.drain()
     return await on.hello()
 
 

@@ -154,7 +154,7 @@ async def test_numbers_never_go_back(sidecar: Sidecar, hooks: Triggers) -> None:
 
 async def test_a_slow_reader_gets_the_newest_only(external: Served, hooks: Triggers) -> None:
     now = await hooks.now()
-    follow = external.app._dispatchers.follow(WakeFilter("default"), keepalive=30)
+    follow = external.app.parts.dispatchers.follow(WakeFilter("default"), keepalive=30)
     async with aclosing(follow) as wakes, asyncio.timeout(PATIENCE):
         await anext(wakes)
         for number in range(50):  # and nobody reads
@@ -210,17 +210,17 @@ async def test_many_followers_hear_the_same_and_ask_nothing(external: Served, ho
 async def test_nothing_is_kept_of_a_follower_who_has_gone(external: Served, sidecar: Sidecar) -> None:
     async with sidecar.follow() as one, sidecar.follow() as other:
         await asyncio.gather(one.first(), other.first())
-        assert len(external.app._dispatchers._feeds) == 1
+        assert len(external.app.parts.dispatchers._feeds) == 1
 
     async with asyncio.timeout(PATIENCE):
-        while external.app._dispatchers._feeds:
+        while external.app.parts.dispatchers._feeds:
             await asyncio.sleep(0.005)
 
 
 async def test_a_draining_server_says_so_and_ends_the_stream(sidecar: Sidecar, external: Served) -> None:
     async with sidecar.follow() as follower:
         await follower.first()
-        external.app._dispatchers.drain()
+        external.app.parts.dispatchers.drain()
         last = await follower.until(lambda said: said.draining)
         assert await follower.until_over() is None
 

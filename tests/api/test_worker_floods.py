@@ -71,7 +71,7 @@ async def test_what_a_worker_says_waits_until_it_reads_what_it_is_told(
     worker, flows = await hire_at(server), Flows(server.channel)
     await flows.create("one", '"' + "x" * 2048 + '"')
     job = await worker.take()
-    (connection,) = server.app._workers._connections.values()
+    (connection,) = server.app.parts.workers._connections.values()
 
     is_read.clear()
     await job.send(need_state())

@@ -215,7 +215,7 @@ async def test_a_stream_needs_permission_for_its_namespace(
 async def test_a_worker_that_comes_while_the_server_goes_away_is_sent_elsewhere(server: Served, hire: Hire) -> None:
     """Taken in and told to go, it would come again at once; taken in and told nothing, it would lose its leases."""
     late = await hire(connect=False)
-    server.app._workers.drain()
+    server.app.parts.workers.drain()
 
     assert (await refusal_of(late.connect())).reason == "SHUTTING_DOWN"
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from sqlalchemy import make_url
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database

@@ -11,6 +11,7 @@ import pytest
 from stepwell_server.domain.spine.births import Wanted
 from stepwell_server.domain.values.asked import NOT_ASKED
 from stepwell_server.domain.values.errors import DatabaseUnavailable
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import MINUTE
 from stepwell_server.domain.workflows.instances import Instance, InstanceStatus, NewInstance
@@ -18,7 +19,7 @@ from stepwell_server.engine.spine import calls
 from stepwell_server.engine.spine.assignments import Ask, Capacity
 from stepwell_server.engine.workflows.calls import CreateRun
 from stepwell_server.engine.workflows.reads import Reads
-from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
+from stepwell_server.engine.workflows.watches import Watcher
 from stepwell_server.storage.database.database import CALL, Database, TxOptions, Work
 from stepwell_server.storage.database.hints import Hint
 from tests.support.faults.forcing import held_before_commit
@@ -190,7 +191,7 @@ async def test_a_watcher_that_has_no_room_costs_a_number_for_each_instance(
 
         reading = engine.watches.read(list(told))
         seen = [await anext(reading)]
-        assert sum(payload_bytes) <= MESSAGE_BYTES
+        assert sum(payload_bytes) <= PART_BYTES
         seen += [one async for one in reading]
 
     assert [one.key.instance_id for one in seen] == names
@@ -207,7 +208,7 @@ async def test_steps_that_changed_are_read_as_many_as_a_message_holds(engine: En
 
     reading = engine.instances.changed_steps(instance, 0)
     seen = [await anext(reading)]
-    assert sum(payload_bytes) <= MESSAGE_BYTES
+    assert sum(payload_bytes) <= PART_BYTES
     seen += [step async for step in reading]
 
     assert [step.name for step in seen] == names

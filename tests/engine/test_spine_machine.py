@@ -21,7 +21,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy import Row, delete, make_url, select
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.frames import Body, Frame, News
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import func, insert, make_url, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.namespaces import NamespaceSpec
 from stepwell_server.domain.values.errors import Conflict, DatabaseUnavailable, NamespaceNotFound, ServerBusy
 from stepwell_server.domain.values.tuning import Tuning

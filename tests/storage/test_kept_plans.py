@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import make_url, text
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.spine import handlers

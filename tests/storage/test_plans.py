@@ -12,7 +12,7 @@ from typing import Any, TypeAlias
 import pytest
 from sqlalchemy import event, make_url, text
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.leases import LeaseTimes
 from stepwell_server.domain.spine.tasks import NewTask

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from uuid import uuid4
 
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.hooks_pb2_grpc import HookServiceServicer
@@ -17,6 +16,7 @@ from stepwell_server.domain.values.pages import PageRequest
 from stepwell_server.domain.values.payloads import EMPTY_OBJECT
 from stepwell_server.engine.hooks.hooks import Hooks
 from stepwell_server.engine.hooks.targets import Targets
+from stepwell_server.engine.spine.ids import new_id
 
 _STATUSES = {number: status for status, number in wire.HOOK_STATUSES.items()}
 
@@ -87,7 +87,7 @@ def new_hook(namespace: str, item: pb.TriggerHooksItem) -> NewHook:
         key=HookKey(namespace, item.hook_id),
         name=item.name,
         payload=convert.payload_from_pb(item.payload) or EMPTY_OBJECT,
-        idempotency_key=uuid4().hex,
+        idempotency_key=new_id(),
         process_at=convert.timestamp_from_pb(item.process_at) if item.HasField("process_at") else None,
         retry=convert.retry_from_pb(item.retry, HOOK_RETRY),
         trace=dict(item.trace),

@@ -13,10 +13,11 @@ from stepwell_server.api.edge.calls import Call
 from stepwell_server.api.wire import common as convert
 from stepwell_server.api.wire import workflows as wire
 from stepwell_server.domain.values.errors import StepwellError, StreamLimit
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.workflows.instances import Head, Instance, InstanceKey
 from stepwell_server.engine.workflows.calls import not_found
 from stepwell_server.engine.workflows.instances import Instances
-from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
+from stepwell_server.engine.workflows.watches import Watcher
 
 MOST_REFUSALS = 500
 """Refusals that wait to be sent before no more is read. So many targets are taken in at once."""
@@ -137,7 +138,7 @@ class WatchStream:
         response, size = self._response(), 0
         async for change in self._news(refusals, changed):
             size += change.ByteSize()
-            if response.changes and size > MESSAGE_BYTES:
+            if response.changes and size > PART_BYTES:
                 yield response
                 response, size = self._response(), change.ByteSize()
             response.changes.append(change)
@@ -168,7 +169,7 @@ class WatchStream:
             async for one in self.instances.changed_steps(instance, known):
                 step = wire.step_to_pb(one)
                 size += step.ByteSize()
-                if size > MESSAGE_BYTES and change.steps:
+                if size > PART_BYTES and change.steps:
                     change.more_steps = True
                     yield change
                     change = pb.InstanceChange(instance=wire.instance_to_pb(instance, payloads=False))

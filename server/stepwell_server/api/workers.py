@@ -28,6 +28,7 @@ from stepwell_server.domain.values.errors import (
     InvalidField,
     StepwellError,
 )
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.pages import PageRequest
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.values.times import SECOND
@@ -42,7 +43,6 @@ from stepwell_server.engine.workers import Workers
 
 log = structlog.get_logger()
 
-MESSAGE_BYTES = 3 * 1024 * 1024
 FRAMES_AT_ONCE = 40_000
 STRANGE = 10
 """Frames for which a lease counts that the worker names and does not hold: it costs much and is rarely needed."""
@@ -263,7 +263,7 @@ class _Stream:
         size = 0
         for frame in ready:
             frame_size = frame.ByteSize()
-            if batch and size + frame_size > MESSAGE_BYTES:
+            if batch and size + frame_size > PART_BYTES:
                 await streams.write(self.context, pb.ConnectResponse(frames=batch))
                 batch, size = [], 0
             batch.append(frame)
@@ -382,7 +382,7 @@ def _first_pages(assignments: Sequence[Assignment]) -> tuple[list[pb.ServerFrame
     repeated claim brings those again that it brought.
     """
     pages = {one.held: next(frames.assignment_to_pb(one)) for one in assignments}
-    room, left_out = MESSAGE_BYTES, []
+    room, left_out = PART_BYTES, []
     for one in sorted(assignments, key=lambda one: has_state(pages[one.held].task)):
         page = pages[one.held]
         fits = page.ByteSize() <= room

@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 
 from stepwell_server.domain.values.errors import DurationOutOfRange, InvalidField, InvalidNamespace, UpdateMaskInvalid
 from stepwell_server.domain.values.limits import Limits
-from stepwell_server.domain.values.names import is_name
+from stepwell_server.domain.values.names import DESCRIPTION_LENGTH, is_name
 from stepwell_server.domain.values.times import DAY, MINUTE, Micros
 
 DEFAULT_NAMESPACE = "default"
-DESCRIPTION_LENGTH = 1024
 MOST_PATHS = 20
 SHORTEST_RETENTION = MINUTE
 LONGEST_RETENTION = 3650 * DAY

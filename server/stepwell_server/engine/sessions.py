@@ -15,6 +15,7 @@ from stepwell_server.domain.values.errors import (
     NamespaceNotFound,
     ProtocolUnsupported,
 )
+from stepwell_server.domain.values.names import DESCRIPTION_LENGTH
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.definitions import declare
 from stepwell_server.engine.spine.kinds import Kinds
@@ -28,8 +29,7 @@ from stepwell_server.storage.spine.sessions import Session
 PROTOCOL = (1, 1)
 """Lowest and highest version of the worker protocol that is spoken."""
 MOST_HANDLERS = 1000
-LABEL_LENGTH = 128
-DESCRIPTION_LENGTH = 1024
+WORKER_ID_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +52,8 @@ class Hello:
             spoken = f"this server speaks versions {lowest} to {highest} of the protocol, not {self.protocol_version}"
             raise ProtocolUnsupported(spoken, minimum=lowest, maximum=highest)
         for name, text in (("worker_id", self.worker_id), ("sdk", self.sdk)):
-            if len(text) > LABEL_LENGTH:
-                raise InvalidField(f"{name} is longer than {LABEL_LENGTH} characters", field=name)
+            if len(text) > WORKER_ID_LENGTH:
+                raise InvalidField(f"{name} is longer than {WORKER_ID_LENGTH} characters", field=name)
         if len(self.hosted) > MOST_HANDLERS:
             raise InvalidField(f"a worker hosts at most {MOST_HANDLERS} handlers", field="handlers")
         seen: set[Handler] = set()

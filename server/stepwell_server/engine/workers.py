@@ -20,7 +20,7 @@ from stepwell_server.domain.values.errors import (
 )
 from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.values.pages import Page, PageRequest
-from stepwell_server.domain.values.times import SECOND, Micros
+from stepwell_server.domain.values.times import Micros
 from stepwell_server.engine.sessions import Hello, register, state
 from stepwell_server.engine.spine.connections import Connection
 from stepwell_server.engine.spine.group import committed_by
@@ -31,12 +31,6 @@ from stepwell_server.storage.spine import sessions
 from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.spine.sessions import Session
 
-LONGEST_CLAIM: Micros = 30 * SECOND
-"""How long a claim can wait for work."""
-MOST_CLAIMED = 100
-MOST_HANDLERS = 1000
-LABEL_LENGTH = 128
-DESCRIPTION_LENGTH = 1024
 SHOWN_TASKS = 100
 SHOWN_HANDLERS = 20_000
 

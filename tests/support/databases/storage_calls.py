@@ -20,7 +20,7 @@ from stepwell_server.domain.spine import births
 from stepwell_server.domain.spine.births import Birth
 from stepwell_server.domain.spine.definitions import Definition
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
-from stepwell_server.domain.spine.jobs import Execution, JobStatus
+from stepwell_server.domain.spine.jobs import Execution, JobEnd, JobStatus
 from stepwell_server.domain.spine.leases import LeaseTimes, Owner
 from stepwell_server.domain.spine.tasks import NewTask, Task
 from stepwell_server.domain.values.asked import Asked, RequestKey
@@ -40,10 +40,10 @@ from stepwell_server.storage import namespaces
 from stepwell_server.storage.database import clock, dialect
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.hooks import hooks, targets
-from stepwell_server.storage.hooks.hooks import HookEnd
 from stepwell_server.storage.spine import (
     claims,
     declarations,
+    fates,
     handlers,
     leases,
     limits,
@@ -70,6 +70,7 @@ RUNS = [RunRef(number, 0) for number in IDS]
 ORDER, NOTE = Handler("default", TaskKind.WORKFLOW, "order"), Handler("default", TaskKind.HOOK, "note")
 LONG_AGO, FAR = 1, 2**60
 ANNA = Owner("s1", 1)
+_KEPT = {TaskKind.WORKFLOW: workflows.KEPT, TaskKind.HOOK: hooks.KEPT}
 _HISTORY = {TaskKind.WORKFLOW: workflows.refer_to, TaskKind.HOOK: hooks.refer_to}
 
 _KEYS = [InstanceKey("default", "order", f"i{number}") for number in range(1, FEW + 1)]
@@ -92,8 +93,8 @@ def _tasks(tx: Tx) -> list[Task]:
     return list(found.values())
 
 
-def _end(one: int) -> HookEnd:
-    return HookEnd(one, 1, Execution(JobStatus.COMPLETED, 1, 1, None, 1))
+def _end(one: int) -> JobEnd:
+    return JobEnd(one, 1, Execution(JobStatus.COMPLETED, 1, 1, None, 1))
 
 
 CALLS: dict[Callable[..., Any], Call] = {
@@ -119,11 +120,11 @@ CALLS: dict[Callable[..., Any], Call] = {
     handlers.note: lambda tx: handlers.note(tx, [ORDER, NOTE]),
     handlers.admit: lambda tx: handlers.admit(tx, "new", [Handler("new", TaskKind.HOOK, "new")], 5000),
     handlers.target: lambda tx: handlers.target(tx, NOTE, has_target=True),
+    fates.read: lambda tx: fates.read(tx, IDS, _KEPT),
     handlers.use: lambda tx: handlers.use(tx, ORDER),
     handlers.register: lambda tx: handlers.register(tx, [ORDER, NOTE]),
     hooks.cancel: lambda tx: hooks.cancel(tx, _HOOK, 1),
     hooks.end: lambda tx: hooks.end(tx, map(_end, IDS)),
-    hooks.ended_fences: lambda tx: hooks.ended_fences(tx, IDS),
     hooks.find: lambda tx: hooks.find(tx, [_HOOK_BIRTH]),
     hooks.get: lambda tx: hooks.get(tx, HookKey("default", "h1")),
     hooks.get_many: lambda tx: hooks.get_many(tx, IDS),
@@ -208,7 +209,6 @@ CALLS: dict[Callable[..., Any], Call] = {
     tasks.stamp: tasks.stamp,
     workflows.copy_status: lambda tx: workflows.copy_status(tx, dict.fromkeys(IDS, InstanceStatus.PAUSED), 1),
     workflows.end: lambda tx: workflows.end(tx, [End(one, InstanceStatus.COMPLETE, 1, 1) for one in IDS]),
-    workflows.fates: lambda tx: workflows.fates(tx, IDS),
     workflows.find: lambda tx: workflows.find(tx, [_BIRTH]),
     workflows.get: lambda tx: workflows.get(tx, _KEYS[0]),
     workflows.get_keys: lambda tx: workflows.get_keys(tx, _KEYS),

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import URL, make_url, select, update
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.frames import Body, Frame, News, Opening
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner

@@ -15,8 +15,9 @@ from typing import Any, TypeAlias
 from grpc import aio
 
 from stepwell.client.channel import open_channel
-from stepwell_server.app import Addresses, App, open_database
+from stepwell_server.app import Addresses, App
 from stepwell_server.config import Settings
+from stepwell_server.databases import open_database
 from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from tests.support.patience import PATIENCE
 

@@ -13,9 +13,8 @@ import grpc
 from grpc import aio
 
 from stepwell.errors import PayloadInvalid, retry_delay_of
+from stepwell.packing import MESSAGE_BYTES
 from stepwell.tuning import DEFAULT, Tuning
-
-MESSAGE_BYTES = 4 * 1024 * 1024
 
 # A call that ended so may have been executed: it is repeated under its request_id, or only reads. CANCELLED is what
 # calls hear that reach a server as it stops; one that the caller cancels is not repeated.

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
-from uuid import uuid4
 
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
@@ -28,6 +27,7 @@ from stepwell_server.domain.values.errors import (
 )
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.domain.values.tuning import DEFAULT, Tuning
+from stepwell_server.engine.spine.ids import new_id
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
 
@@ -47,7 +47,7 @@ class Call:
     context: Context
     policy: Policy
     tuning: Tuning = DEFAULT
-    log_id: str = field(default_factory=lambda: uuid4().hex)
+    log_id: str = field(default_factory=new_id)
     principal: Principal = ANYBODY
     code: StatusCode = StatusCode.OK
     waiting_place: Callable[[], AbstractContextManager[None]] = nullcontext

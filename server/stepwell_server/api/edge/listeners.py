@@ -33,8 +33,8 @@ from stepwell_server.api.server import ServerServicer
 from stepwell_server.api.transactions import TransactionServicer
 from stepwell_server.api.workers import WorkerServicer
 from stepwell_server.api.workflows import WorkflowServicer
+from stepwell_server.domain.values.limits import MESSAGE_BYTES
 
-MESSAGE_BYTES = 4 * 1024 * 1024
 METADATA_BYTES = 8192
 CONCURRENT_RPCS = 12_000
 STREAM_WINDOW = 16 * 1024

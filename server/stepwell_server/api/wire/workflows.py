@@ -9,6 +9,7 @@ from stepwell_server.api.wire import common as convert
 from stepwell_server.api.wire.reading import Reader
 from stepwell_server.domain.spine.frames import Body, News
 from stepwell_server.domain.values.errors import InvalidField
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.workflows.frames import (
     DEFAULT_EVENT_TIMEOUT,
     BeginSteps,
@@ -23,7 +24,6 @@ from stepwell_server.domain.workflows.instances import Event, Instance, Instance
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.workflows.book import RunInput
 
-STATE_BYTES = 3 * 1024 * 1024
 """How much of a run's state goes into one message; the rest follows."""
 
 STATUSES = {
@@ -240,7 +240,7 @@ def _pages(steps: Sequence[Step], taken: int = 0) -> Iterator[list[workers_pb2.S
     size = taken
     for step in map(step_state_to_pb, steps):
         step_size = step.ByteSize()
-        if (page or size) and size + step_size > STATE_BYTES:
+        if (page or size) and size + step_size > PART_BYTES:
             yield page
             page, size = [], 0
         page.append(step)

@@ -50,6 +50,15 @@ class Execution:
     """Lease whose holder reported it. None: it ended by itself, and whatever the holder says is stale."""
 
 
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How an execution of a job ended, and perhaps the job with it."""
+
+    id: int
+    at: Micros
+    execution: Execution
+
+
 @dataclass(slots=True)
 class Job:
     """A job as one transaction sees it."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
 
 from stepwell_server.domain.hooks.hooks import Hook, HookFilter, HookKey, NewHook
 from stepwell_server.domain.spine.births import Wanted
@@ -18,6 +17,7 @@ from stepwell_server.engine.hooks.calls import TriggerHook
 from stepwell_server.engine.spine.batches import Batches
 from stepwell_server.engine.spine.births import things
 from stepwell_server.engine.spine.group import committed_by
+from stepwell_server.engine.spine.ids import new_id
 from stepwell_server.engine.spine.kinds import Committed
 from stepwell_server.engine.spine.operators import Operator
 from stepwell_server.engine.spine.replica import Replica
@@ -44,7 +44,7 @@ class Hooks:
     async def _checked(self, new: NewHook) -> NewHook:
         """The hook with an id, or why it is refused."""
         if not new.key.hook_id:
-            new = replace(new, key=replace(new.key, hook_id=uuid4().hex))
+            new = replace(new, key=replace(new.key, hook_id=new_id()))
         new.check()
         await self.batches.check_payload(new.key.namespace, "payload", new.payload)
         await self.replica.registry.name(new.handler)

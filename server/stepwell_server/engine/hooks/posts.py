@@ -27,10 +27,10 @@ from stepwell_server.domain.hooks.addresses import IpAddress, is_public
 from stepwell_server.domain.hooks.webhooks import (
     NEW_SECRET_BYTES,
     AllowList,
-    Delivery,
-    DeliveryResult,
     Endpoint,
     Failed,
+    Post,
+    PostResult,
     Secret,
     Target,
     check_url,
@@ -53,7 +53,7 @@ Dial: TypeAlias = Callable[[IpAddress, int], Awaitable[socket.socket]]
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryLimits:
+class PostLimits:
     """Bounds on one delivery: seconds to connect and in total, bytes of headers and of body that are read."""
 
     connect: float = 5.0
@@ -95,12 +95,12 @@ class Deliverer:
         allowed: AllowList = frozenset(),
         ca_file: Path | None = None,
         *,
-        limits: DeliveryLimits | None = None,
+        limits: PostLimits | None = None,
         resolve: Resolve = resolve,
         dial: Dial = dial,
     ) -> None:
         self._allowed = allowed
-        self._limits = limits or DeliveryLimits()
+        self._limits = limits or PostLimits()
         self._resolve = resolve
         self._dial = dial
         self._tls = ssl.create_default_context()
@@ -108,10 +108,10 @@ class Deliverer:
         if ca_file is not None:
             self._tls.load_verify_locations(ca_file)
 
-    async def deliver(self, target: Target, delivery: Delivery) -> DeliveryResult:
+    async def deliver(self, target: Target, post: Post) -> PostResult:
         """Attempt it once and return the result. An error of the receiver is a result, never an exception."""
         try:
-            return await self._attempt(target, delivery)
+            return await self._attempt(target, post)
         except (InvalidWebhookUrl, SsrfBlocked) as refused:
             return Failed(Failure(refused.reason, str(refused)))
         except TimeoutError as late:
@@ -125,9 +125,9 @@ class Deliverer:
         except h11.RemoteProtocolError as error:
             return _failed("WEBHOOK_UNREACHABLE", f"the receiver did not answer in HTTP: {error}")
 
-    async def _attempt(self, target: Target, delivery: Delivery) -> DeliveryResult:
+    async def _attempt(self, target: Target, post: Post) -> PostResult:
         endpoint = check_url(target.url, self._allowed)  # again: rules and allow-list may be newer than the target
-        headers, body = request_of(target, endpoint, delivery, USER_AGENT)
+        headers, body = request_of(target, endpoint, post, USER_AGENT)
         deadline = asyncio.get_running_loop().time() + self._limits.total
         async with asyncio.timeout_at(deadline):
             exchange = _Exchange(*await self._connect(endpoint), self._limits)
@@ -135,7 +135,7 @@ class Deliverer:
             async with asyncio.timeout_at(deadline):
                 exchange.send(endpoint.path, headers, body)
                 status, retry_after = await exchange.read_head()
-            return judge(status, retry_after, await exchange.read_body(deadline), delivery.now)
+            return judge(status, retry_after, await exchange.read_body(deadline), post.now)
         finally:
             exchange.close()
 
@@ -179,7 +179,7 @@ class Deliverer:
 class _Exchange:
     """One request and its answer, as far as it may be read."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: DeliveryLimits) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: PostLimits) -> None:
         self._reader = reader
         self._writer = writer
         self._limits = limits

@@ -16,7 +16,7 @@ from functools import partial
 
 import structlog
 
-from stepwell_server.domain.hooks.webhooks import Completed, Delivery, DeliveryResult, Failed, Gone, Target
+from stepwell_server.domain.hooks.webhooks import Completed, Failed, Gone, Post, PostResult, Target
 from stepwell_server.domain.spine.executions import load_open
 from stepwell_server.domain.spine.frames import Frame, News, Outcome
 from stepwell_server.domain.spine.handlers import Handler
@@ -163,7 +163,7 @@ class Webhooks:
         keeping = asyncio.create_task(self._keep(assignment.held))
         try:
             (opened,) = load_open(task.open_steps)
-            attempt = Delivery(
+            attempt = Post(
                 hook.idempotency_key, hook.name, hook.payload or EMPTY_OBJECT, opened.attempt, self._real_now()
             )
             result = await self.deliverer.deliver(served.target, attempt)
@@ -174,7 +174,7 @@ class Webhooks:
         finally:
             keeping.cancel()
 
-    def _judge(self, served: Served, result: DeliveryResult) -> None:
+    def _judge(self, served: Served, result: PostResult) -> None:
         """Let the target rest if it seems broken."""
         is_outage = isinstance(result, Failed) and result.is_outage
         if served.breaker.note(self.now(), is_outage=is_outage):
@@ -228,7 +228,7 @@ class Webhooks:
         await self.refresh()
 
 
-def _outcome(result: DeliveryResult) -> Outcome:
+def _outcome(result: PostResult) -> Outcome:
     match result:
         case Completed():
             return Outcome()

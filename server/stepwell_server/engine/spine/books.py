@@ -20,6 +20,7 @@ from stepwell_server.domain.values.asked import RequestKey
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.engine.spine.assignments import Ask, Assignment, Claimed
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.spine.fates import Fate
 from stepwell_server.storage.spine.tasks import Stamp, TaskKey
 
 _SMALL = 200
@@ -120,6 +121,9 @@ class Group:
     removed: set[int] = field(default_factory=set)
     fresh: dict[TaskKey, NewTask] = field(default_factory=dict)
     inserted: dict[TaskKey, Task] = field(default_factory=dict)
+    fates: dict[int, Fate] = field(default_factory=dict)
+    """What became of tasks: by a call of this group, or before it, as far as a call wants to know."""
+    fates_wanted: set[int] = field(default_factory=set)
     told: list[Task] = field(default_factory=list)
     """Tasks that the listener of engine events made."""
     claims: list[LateClaim] = field(default_factory=list)
@@ -151,6 +155,8 @@ class Group:
     def settle(self, work: Work, before: Task) -> None:
         """Keep what became of the task of a piece of work."""
         if work.ending is not None:
+            handler = work.task.handler
+            self.fates[work.task.id] = Fate(handler.kind, handler.namespace, True, work.ending.fence)
             self.remove(work.task)
         elif work.task != before:
             self.put(work.task)
@@ -166,15 +172,6 @@ class Group:
         return late
 
 
-@dataclass(frozen=True, slots=True)
-class LostLease:
-    """Why a lease is gone."""
-
-    refusal: StepwellError
-    by_holder: bool = False
-    """The holder itself ended the task under this lease: its report is acknowledged again."""
-
-
 class Book:
     """What one transaction knows of the tasks of a kind."""
 
@@ -184,9 +181,6 @@ class Book:
     def want(self, task: Task, frames: Sequence[Frame], *, again: bool) -> None:
         """Note that frames about this task will be applied; `again`: tell the worker all that it may have missed."""
 
-    def want_end(self, task_id: int) -> None:
-        """Note that a call asks how a task ended that is not there, or not under its lease."""
-
     def read(self, tx: Tx, group: Group) -> None:
         """Read all that was noted, in a few statements."""
 
@@ -194,9 +188,9 @@ class Book:
         """The work of a locked task, as the calls before this one left it."""
         raise NotImplementedError
 
-    def lost(self, held: Held, namespace: str | None) -> LostLease | None:
-        """Why a lease is gone, of that namespace or of any. None: this kind knows nothing of the task."""
-        return None
+    def superseded(self, held: Held) -> StepwellError:
+        """The refusal of a report whose task has ended, or began again."""
+        return held.lost()
 
     def write(self, tx: Tx, group: Group) -> None:
         """Write what became of the rows beside the tasks. The group writes the tasks."""

@@ -14,7 +14,6 @@ from collections.abc import Callable, Collection, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
-from uuid import uuid4
 
 import structlog
 
@@ -30,6 +29,7 @@ from stepwell_server.domain.values.errors import (
 from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.books import HotCall, Undecided
 from stepwell_server.engine.spine.group import GroupResult, run_group
+from stepwell_server.engine.spine.ids import new_id
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
 from stepwell_server.engine.spine.kinds import Committed, Kinds
 from stepwell_server.engine.spine.sharing import Sharing
@@ -225,7 +225,7 @@ class Committer:
     def _fail(self, group: Sequence[Waiting], error: Exception) -> None:
         refusal = error
         if not isinstance(error, StepwellError):
-            log_id = uuid4().hex
+            log_id = new_id()
             log.error("hot_call_failed", log_id=log_id, calls=len(group), exc_info=error)
             refusal = Internal(f"internal error; the server's log has it as {log_id}", log_id=log_id)
         for waiting in group:

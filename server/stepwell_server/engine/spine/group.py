@@ -18,7 +18,9 @@ from stepwell_server.engine.spine.kinds import Committed, Kinds, Listener
 from stepwell_server.engine.spine.replies import asked_by, recall, remember, settled
 from stepwell_server.engine.spine.timings import Measured, Stage
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.spine import fates
 from stepwell_server.storage.spine import tasks as store
+from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.tasks import Stamp, TaskKey
 from stepwell_server.storage.spine.wakes import HandlerWake
 
@@ -39,7 +41,7 @@ def run_group(tx: Tx, calls: Sequence[HotCall], kinds: Kinds, rules: Rules, *, w
     measured.end(Stage.LOCK)
     asked = asked_by(calls)
     recalled = recall(tx, calls, asked) if asked else {}
-    _read(tx, group, calls, recalled)
+    _read(tx, group, calls, recalled, kinds.kept())
     measured.end(Stage.READ)
     decided = _decide(group, calls, recalled)
     measured.end(Stage.DECIDE)
@@ -75,12 +77,16 @@ def _open(tx: Tx, calls: Sequence[HotCall], books: Mapping[TaskKind, Book], rule
     return Group(rules, store.stamp(tx), locked, frozenset(elsewhere), books, numbers)
 
 
-def _read(tx: Tx, group: Group, calls: Sequence[HotCall], recalled: Mapping[int, Any]) -> None:
+def _read(
+    tx: Tx, group: Group, calls: Sequence[HotCall], recalled: Mapping[int, Any], kept: Mapping[TaskKind, Kept]
+) -> None:
     for place, call in enumerate(calls):
         if place not in recalled and not _is_stuck(call, group):
             call.want(group)
     for book in group.books.values():
         book.read(tx, group)
+    if group.fates_wanted:
+        group.fates = fates.read(tx, group.fates_wanted, kept)
 
 
 def _decide(group: Group, calls: Sequence[HotCall], recalled: Mapping[int, Any]) -> list[Any]:

@@ -19,6 +19,7 @@ from stepwell_server.domain.values.times import Micros
 from stepwell_server.engine.spine.assignments import Assignment, Input, Leased
 from stepwell_server.engine.spine.books import Book
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.names import History
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake
@@ -88,6 +89,10 @@ class Kind:
 
     def history(self) -> History | None:
         """How storage finds what refers to a name besides tasks: then the name is not forgotten."""
+        return None
+
+    def kept(self) -> Kept | None:
+        """Where storage finds what became of ended tasks. None: nothing is kept of them."""
         return None
 
     def gives_up_at(self, wakes: Iterable[HandlerWake]) -> Micros | None:
@@ -179,6 +184,11 @@ class Kinds:
         """How storage finds what refers to names of each kind besides tasks."""
         found = {name: kind.history() for name, kind in self.table.items()}
         return {name: history for name, history in found.items() if history is not None}
+
+    def kept(self) -> dict[TaskKind, Kept]:
+        """Where storage finds what became of ended tasks of each kind."""
+        found = {name: kind.kept() for name, kind in self.table.items()}
+        return {name: kept for name, kept in found.items() if kept is not None}
 
     def gives_up_at(self, wakes: Sequence[HandlerWake]) -> Micros | None:
         """When the first due task of any kind fails because no worker takes it."""

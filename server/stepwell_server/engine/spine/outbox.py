@@ -11,10 +11,10 @@ from typing import TypeAlias
 from stepwell_server.domain.spine.frames import News
 from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.tuning import DEFAULT
 from stepwell_server.engine.spine.assignments import Assignment
 
-PART_BYTES = 3 * 1024 * 1024
 _SMALL = 100
 
 

@@ -32,12 +32,12 @@ from stepwell_server.domain.workflows.instances import (
 from stepwell_server.domain.workflows.runs import Run
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.births import Births, Store
-from stepwell_server.engine.spine.books import Book, Group, LostLease
+from stepwell_server.engine.spine.books import Book, Group
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.workflows import instances as workflows
 from stepwell_server.storage.workflows import runs as store
-from stepwell_server.storage.workflows.instances import End, Fate, Started
+from stepwell_server.storage.workflows.instances import End, Started
 from stepwell_server.storage.workflows.runs import RunRef, SentEvent, Wanted
 
 
@@ -82,7 +82,6 @@ class _Reads:
     """Runs whose server-side changes are read again, because the worker may have missed them."""
     waits_to_come: Counter[tuple[RunRef, str]] = field(default_factory=Counter)
     """Types of events that a call of the group will wait for."""
-    fates: set[int] = field(default_factory=set)
     without_task: set[InstanceKey] = field(default_factory=set)
     requests: set[tuple[str, str]] = field(default_factory=set)
 
@@ -114,7 +113,6 @@ class WorkflowBook(Book):
     without_task: dict[InstanceKey, Instance] = field(default_factory=dict)
     """Instances whose task was looked for in vain."""
     births: Births[NewInstance, Instance] = field(default_factory=lambda: Births(_STORE))
-    _fates: dict[int, Fate] = field(default_factory=dict)
     _reads: _Reads = field(default_factory=_Reads)
     _steps: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
     _events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
@@ -143,10 +141,6 @@ class WorkflowBook(Book):
         self._reads.runs.add(run)
         return run
 
-    def want_end(self, task_id: int) -> None:
-        """Note that a call asks what became of an instance."""
-        self._reads.fates.add(task_id)
-
     def want_instance(self, key: InstanceKey) -> None:
         """Note that a call asks for an instance that has no task."""
         self._reads.without_task.add(key)
@@ -160,8 +154,6 @@ class WorkflowBook(Book):
     def read(self, tx: Tx, group: Group) -> None:
         """Read all that was noted, in a few statements."""
         self.read_runs(tx, group.locked, group.at)
-        if self._reads.fates:
-            self._fates |= workflows.fates(tx, self._reads.fates)
         if self._reads.without_task:
             self.without_task |= {one.key: one for one in workflows.get_keys(tx, self._reads.without_task)}
         if self._reads.requests:
@@ -202,22 +194,14 @@ class WorkflowBook(Book):
         run.task = task  # others may have changed it since
         return run
 
-    def fate(self, task_id: int, namespace: str | None = None) -> Fate | None:
-        """What became of an instance, of that namespace or of any: by an earlier call of the group, or before."""
-        run, fate = self.runs.get(task_id), self._fates.get(task_id)
-        if run is not None and run.ending is not None:
-            fate = Fate(run.task.handler.namespace, _end(run).status, 0, run.ending.fence)
-        return fate if fate is not None and namespace in (None, fate.namespace) else None
+    def ended_here(self, task_id: int) -> InstanceStatus | None:
+        """How an earlier call of the group ended an instance. None: it did not."""
+        run = self.runs.get(task_id)
+        return None if run is None or run.ending is None else _end(run).status
 
-    def lost(self, held: Held, namespace: str | None) -> LostLease | None:
-        """Why the lease of a run is gone: its instance was ended or restarted, by the holder or otherwise."""
-        fate = self.fate(held.task_id, namespace)
-        if fate is None:
-            return None
-        if fate.status.ended or held.fence < fate.first_fence:
-            refusal = RunSuperseded("the run was ended or restarted", task_id=held.task_id, fence=held.fence)
-            return LostLease(refusal, by_holder=fate.ended_fence == held.fence)
-        return LostLease(held.lost(), by_holder=fate.ended_fence == held.fence)
+    def superseded(self, held: Held) -> RunSuperseded:
+        """The refusal of a report whose instance was ended or restarted."""
+        return RunSuperseded("the run was ended or restarted", task_id=held.task_id, fence=held.fence)
 
     # ---- change
 

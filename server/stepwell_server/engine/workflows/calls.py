@@ -158,11 +158,11 @@ class SendEvent(HotCall):
     def _ended(self, group: Group) -> InstanceStatus | None:
         """How the instance ended: in an earlier call of the group, or before. None: there is none."""
         book, task_id = book_of(group), group.by_key.get(self._key)
-        fate = None if task_id is None else book.fate(task_id)
+        here = None if task_id is None else book.ended_here(task_id)
         found = book.without_task.get(self.new.key)
         if found is not None and not found.status.ended:
             raise LostRace  # it was restarted after we looked for its task
-        return fate.status if fate is not None else None if found is None else found.status
+        return here or (None if found is None else found.status)
 
     def _absent(self, group: Group) -> StepwellError:
         ended = self._ended(group)

@@ -9,6 +9,7 @@ from functools import partial
 from stepwell_server.domain.spine.executions import load_open
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.errors import DurationOutOfRange, RunNotFound
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.pages import Page, PageRequest, in_parts
 from stepwell_server.domain.values.times import LONGEST_WAIT, SECOND, Micros
 from stepwell_server.domain.workflows.instances import (
@@ -22,7 +23,7 @@ from stepwell_server.domain.workflows.instances import (
 )
 from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.engine.workflows.calls import not_found
-from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher, Watches
+from stepwell_server.engine.workflows.watches import Watcher, Watches
 from stepwell_server.storage.database.database import READ, Tx
 from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.spine import handlers, sessions
@@ -150,7 +151,7 @@ class Instances:
         """Steps of the current run that changed after the revision, read as many at a time as fit into a message."""
         run, db = RunRef(instance.id, instance.run_number), self.replica.db
         sizes = await db.run_tx(lambda tx: listings.changed_sizes(tx, run, since), READ)
-        for part in in_parts(sizes, MESSAGE_BYTES):
+        for part in in_parts(sizes, PART_BYTES):
             for step in await db.run_tx(partial(listings.changed_steps, run=run, since=since, positions=part), READ):
                 yield step
 

@@ -19,6 +19,7 @@ from stepwell_server.engine.workflows.book import Changes, RunInput, WorkflowBoo
 from stepwell_server.engine.workflows.watches import Watches
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.spine import tasks as task_store
+from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.names import History
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.workflows import instances as workflows
@@ -89,6 +90,10 @@ class WorkflowKind(Kind):
     def history(self) -> History:
         """How storage finds instances of a workflow."""
         return workflows.refer_to
+
+    def kept(self) -> Kept:
+        """Where storage finds what became of instances."""
+        return workflows.KEPT
 
     # ---- time
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.pages import in_parts
 from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.domain.workflows.instances import Head, Instance, InstanceKey
@@ -17,7 +18,6 @@ from stepwell_server.engine.workflows.reads import Reads
 from stepwell_server.storage.database.database import READ, Database, Tx
 from stepwell_server.storage.workflows import instances as workflows
 
-MESSAGE_BYTES = 3 * 1024 * 1024
 """How much that users have made is read at once, to be sent in one message."""
 PAUSE = 0.5
 """Seconds before the database is asked again after it did not answer."""
@@ -191,5 +191,5 @@ def _read_first(tx: Tx, ids: Sequence[int]) -> tuple[list[list[int]], dict[int, 
     if len(ids) == 1:
         return [[*ids]], workflows.get_many(tx, ids)
     sizes = workflows.sizes(tx, ids)
-    parts = list(in_parts({one: sizes[one] for one in ids if one in sizes}, MESSAGE_BYTES))
+    parts = list(in_parts({one: sizes[one] for one in ids if one in sizes}, PART_BYTES))
     return parts, workflows.get_many(tx, parts[0]) if parts else {}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
 
 from stepwell_server.domain.spine.births import Wanted
 from stepwell_server.domain.spine.events import EngineEvent
@@ -35,6 +34,7 @@ from stepwell_server.domain.workflows.instances import (
 from stepwell_server.engine.spine.batches import Batches
 from stepwell_server.engine.spine.births import things
 from stepwell_server.engine.spine.group import committed_by
+from stepwell_server.engine.spine.ids import new_id
 from stepwell_server.engine.spine.kinds import Committed
 from stepwell_server.engine.spine.operators import Operator
 from stepwell_server.engine.spine.replica import Replica
@@ -97,7 +97,7 @@ class Workflows:
     async def _checked_instance(self, new: NewInstance) -> NewInstance:
         """The instance with an id, or why it is refused."""
         if not new.key.instance_id:
-            new = replace(new, key=replace(new.key, instance_id=uuid4().hex))
+            new = replace(new, key=replace(new.key, instance_id=new_id()))
         new.check()
         await self.replica.registry.use(new.key.handler)
         await self.batches.check_payload(new.key.namespace, "params", new.params)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ from stepwell_server.domain.hooks.hooks import STORED, Hook, HookFilter, HookKey
 from stepwell_server.domain.spine.births import Birth, Found
 from stepwell_server.domain.spine.executions import load_open
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
-from stepwell_server.domain.spine.jobs import Execution, JobStatus
+from stepwell_server.domain.spine.jobs import JobEnd, JobStatus
 from stepwell_server.domain.spine.tasks import Task, TaskStatus
 from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.pages import fit
@@ -52,14 +52,8 @@ from stepwell_server.storage.schema.spine import tasks
 from stepwell_server.storage.spine import handlers
 from stepwell_server.storage.spine import tasks as task_store
 
-
-@dataclass(frozen=True, slots=True)
-class HookEnd:
-    """How an execution of a hook ended, and perhaps the hook with it."""
-
-    id: int
-    at: Micros
-    execution: Execution
+KEPT = hooks
+"""Table of the rows that stay when tasks of hooks end."""
 
 
 # ---- write
@@ -80,7 +74,7 @@ def _insert_sql(product: str) -> Any:
     return statement.on_conflict_do_nothing().returning(hooks.c.id)
 
 
-def end(tx: Tx, ends: Iterable[HookEnd]) -> None:
+def end(tx: Tx, ends: Iterable[JobEnd]) -> None:
     """Write how executions ended."""
     tx.execute(_end_sql(dialect.product(tx)), {"after": dialect.as_rows(map(_end_row, ends))})
 
@@ -178,19 +172,6 @@ def lock(tx: Tx, key: HookKey) -> tuple[Hook, Task | None] | None:
     if hook.status.ended is (task is not None):
         raise LostRace
     return hook, task
-
-
-def ended_fences(tx: Tx, ids: Iterable[int]) -> dict[int, tuple[str, int | None]]:
-    """Of which namespace these hooks are, and under which lease they ended; of those that have."""
-    found = tx.execute(_fences_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
-    return {row.id: (row.namespace, row.ended_fence) for row in found}
-
-
-@cache
-def _fences_sql(product: str) -> Select[Any]:
-    return select(hooks.c.id, hooks.c.namespace, hooks.c.ended_fence).where(
-        hooks.c.status != JobStatus.OPEN, _is_wanted(product)
-    )
 
 
 def lock_unserved(tx: Tx, of: Sequence[Handler], overdue: Micros, limit: int) -> list[tuple[Task, Hook]]:
@@ -324,7 +305,7 @@ def _birth_row(birth: Birth[NewHook]) -> dict[str, Any]:
     }
 
 
-def _end_row(one: HookEnd) -> dict[str, Any]:
+def _end_row(one: JobEnd) -> dict[str, Any]:
     execution = one.execution
     over = execution.status is not JobStatus.OPEN
     return {

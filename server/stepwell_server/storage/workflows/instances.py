@@ -72,14 +72,8 @@ class Started:
     trace: Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What became of an instance, for whoever still reports about an old lease of it."""
-
-    namespace: str
-    status: InstanceStatus
-    first_fence: int
-    ended_fence: int | None
+KEPT = workflow_instances
+"""Table of the rows that stay when tasks of instances end."""
 
 
 # ---- write
@@ -302,18 +296,6 @@ def lock(tx: Tx, key: InstanceKey) -> tuple[Instance, Task | None] | None:
     if instance.status.ended is (task is not None):
         raise LostRace
     return instance, task
-
-
-def fates(tx: Tx, ids: Iterable[int]) -> dict[int, Fate]:
-    """What became of these instances."""
-    found = tx.execute(_fates_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
-    return {row.id: Fate(row.namespace, InstanceStatus(row.status), row.first_fence, row.ended_fence) for row in found}
-
-
-@cache
-def _fates_sql(product: str) -> Select[Any]:
-    columns = [workflow_instances.c[name] for name in ("id", "namespace", "status", "first_fence", "ended_fence")]
-    return select(*columns).where(_is_wanted(product))
 
 
 def refer_to(handler: Any) -> list[ColumnElement[bool]]:
