@@ -117,13 +117,13 @@ class Committer:
         """The next calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
         group: list[Waiting] = []
         behind: list[Waiting] = []
-        tuning, taken, spent = self.tuning, Counter[str](), set[str]()
+        inbox, tuning, taken, spent = self._inbox, self.tuning, Counter[str](), set[str]()
         size, room = 0, tuning.group_items
         share = SHARE if self._sharing.is_shared else tuning.group_items
-        while self._inbox.turn_to_others(spent) and len(group) < tuning.group_calls and size < tuning.group_bytes:
-            if group and self._inbox.next.call.weight > room:
+        while inbox.turn_to_others(spent) and len(group) < tuning.group_calls and size < tuning.group_bytes:
+            if group and inbox.next.call.weight > room:
                 break
-            waiting = self._inbox.take()
+            waiting = inbox.take()
             if waiting.call.entity in self._slow:
                 behind.append(waiting)
                 continue
@@ -133,7 +133,7 @@ class Committer:
             taken[waiting.sender.namespace] += waiting.call.weight + waiting.size // SHARE_BYTES
             if taken[waiting.sender.namespace] >= share:
                 spent.add(waiting.sender.namespace)
-        self._inbox.put_back(behind)
+        inbox.put_back(behind)
         return group
 
     async def _commit(self, group: Sequence[Waiting]) -> list[Waiting]:

@@ -15,7 +15,7 @@ from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.books import Book, Group, HotCall, Undecided
 from stepwell_server.engine.spine.claims import claim
 from stepwell_server.engine.spine.kinds import Committed, Kinds, Listener
-from stepwell_server.engine.spine.replies import recall, remember, settled
+from stepwell_server.engine.spine.replies import asked_by, recall, remember, settled
 from stepwell_server.engine.spine.timings import Measured, Stage
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.spine import fates
@@ -39,13 +39,15 @@ def run_group(tx: Tx, calls: Sequence[HotCall], kinds: Kinds, rules: Rules, *, w
     measured = Measured()
     group = _open(tx, calls, kinds.books(rules), rules, waiting=waiting)
     measured.end(Stage.LOCK)
-    recalled = recall(tx, calls)
+    asked = asked_by(calls)
+    recalled = recall(tx, calls, asked) if asked else {}
     _read(tx, group, calls, recalled, kinds.kept())
     measured.end(Stage.READ)
     decided = _decide(group, calls, recalled)
     measured.end(Stage.DECIDE)
     _write(tx, group, kinds.listener)
-    remember(tx, calls, decided, recalled)
+    if asked:
+        remember(tx, calls, decided, {place: key for place, key in asked.items() if place not in recalled})
     measured.end(Stage.WRITE)
     if group.claims:
         for late in group.claims:

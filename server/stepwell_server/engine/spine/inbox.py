@@ -119,7 +119,7 @@ class Inbox(_Load):
 
     def turn_to_others(self, spent: Set[str]) -> bool:
         """Let the next turn be a namespace's that is none of these. False: no other has a call in here."""
-        for _ in range(len(self.turns)):
+        for _ in self.tenants:
             if self.turns[0].name not in spent:
                 return True
             self.turns.rotate(-1)

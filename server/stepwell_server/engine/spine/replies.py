@@ -16,35 +16,34 @@ from stepwell_server.storage.database.database import LostRace, Tx
 from stepwell_server.storage.spine import requests
 
 
-def recall(tx: Tx, calls: Sequence[HotCall]) -> dict[int, Any]:
+def asked_by(calls: Sequence[HotCall]) -> dict[int, RequestKey]:
+    """The requests of these calls, by their places."""
+    return {place: key for place, call in enumerate(calls) if (key := call.request) is not None}
+
+
+def recall(tx: Tx, calls: Sequence[HotCall], asked: Mapping[int, RequestKey]) -> dict[int, Any]:
     """Answer the calls whose requests are not to be decided, by their places in the group, now that all is locked.
 
     Of two calls with one request the second waits for the next group, which finds the reply to the first.
     """
-    asked = [(place, call, call.request) for place, call in enumerate(calls) if call.request is not None]
-    if not asked:
-        return {}
-    known = requests.known(tx, {key for _, _, key in asked})
+    known = requests.known(tx, set(asked.values()))
     answers, decided = dict[int, Any](), set[RequestKey]()
-    for place, call, key in asked:
+    for place, key in asked.items():
         if key in known:
             body_hash, reply = known[key]
-            answers[place] = call.load(reply) if body_hash == key.body_hash else reused(key.request_id)
+            answers[place] = calls[place].load(reply) if body_hash == key.body_hash else reused(key.request_id)
         elif key in decided:
             answers[place] = Undecided()
         decided.add(key)
     return answers
 
 
-def remember(tx: Tx, calls: Sequence[HotCall], answers: Sequence[Any], recalled: Mapping[int, Any]) -> None:
+def remember(tx: Tx, calls: Sequence[HotCall], answers: Sequence[Any], decided: Mapping[int, RequestKey]) -> None:
     """Store the replies to what was accepted. Raises `LostRace` if another transaction has answered one by now."""
     fresh = dict[RequestKey, Any]()
-    for place, call in enumerate(calls):
-        key = call.request
-        if key is None or place in recalled:
-            continue
+    for place, key in decided.items():
         answer = settled(answers[place])
-        reply = None if isinstance(answer, Undecided | StepwellError) else call.dump(answer)
+        reply = None if isinstance(answer, Undecided | StepwellError) else calls[place].dump(answer)
         if reply is not None:
             fresh[key] = reply
     lost = requests.store(tx, fresh) if fresh else ()
