@@ -19,7 +19,7 @@ from grpc import aio
 
 from bench.databases import Postgres, execute, start_postgres
 from bench.processes import start_server
-from stepwell.v1 import workers_pb2, workflows_pb2
+from stepwell.v1 import frames_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 
@@ -60,10 +60,10 @@ async def measured(product: Postgres, creates: int, rest: int | None) -> float:
     return creates / took
 
 
-def hello() -> workers_pb2.Hello:
+def hello() -> frames_pb2.Hello:
     """How a worker that hosts the workflow introduces itself."""
-    order = workers_pb2.Handler(kind=workers_pb2.HANDLER_KIND_WORKFLOW, name="order")
-    return workers_pb2.Hello(worker_id="bench", session_id="1" * 32, protocol_version=1, handlers=[order])
+    order = frames_pb2.Handler(kind=frames_pb2.HANDLER_KIND_WORKFLOW, name="order")
+    return frames_pb2.Hello(worker_id="bench", session_id="1" * 32, protocol_version=1, handlers=[order])
 
 
 async def settle(stub: WorkflowServiceStub, url: str, rows: int) -> None:

@@ -24,7 +24,7 @@ from uuid import uuid4
 from grpc import aio
 
 from bench.processes import start_server
-from stepwell.v1 import namespaces_pb2, workers_pb2, workflows_pb2
+from stepwell.v1 import frames_pb2, namespaces_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
@@ -79,10 +79,10 @@ async def settle(channel: aio.Channel, name: str) -> None:
     await WorkerServiceStub(channel).RegisterHandlers(request, metadata=metadata(name))
 
 
-def hello(name: str) -> workers_pb2.Hello:
+def hello(name: str) -> frames_pb2.Hello:
     """How a worker of a tenant introduces itself."""
-    order = workers_pb2.Handler(kind=workers_pb2.HANDLER_KIND_WORKFLOW, name="order")
-    return workers_pb2.Hello(
+    order = frames_pb2.Handler(kind=frames_pb2.HANDLER_KIND_WORKFLOW, name="order")
+    return frames_pb2.Hello(
         worker_id=name, session_id=uuid4().hex, protocol_version=1, namespace=name, handlers=[order]
     )
 
@@ -172,7 +172,7 @@ def why(error: aio.AioRpcError) -> str:
 async def flood_acks(channel: aio.Channel, done: Counter[str]) -> None:
     """Acknowledge what was never sent."""
     acks = [
-        workers_pb2.WorkerFrame(task_id=number, fence=number, task_ack=workers_pb2.TaskAck())
+        frames_pb2.WorkerFrame(task_id=number, fence=number, task_ack=frames_pb2.TaskAck())
         for number in range(1, FRAMES + 1)
     ]
     await flood_stream(channel, acks, done, "acks", FRAMES)
@@ -180,17 +180,17 @@ async def flood_acks(channel: aio.Channel, done: Counter[str]) -> None:
 
 async def flood_heartbeats(channel: aio.Channel, done: Counter[str]) -> None:
     """Renew what is not held."""
-    held = [workers_pb2.HeldTask(task_id=number, fence=number) for number in range(1, FRAMES + 1)]
-    beat = workers_pb2.Heartbeat(held=held, heartbeat_number=1)
-    await flood_stream(channel, [workers_pb2.WorkerFrame(heartbeat=beat)], done, "leases in heartbeats", FRAMES)
+    held = [frames_pb2.HeldTask(task_id=number, fence=number) for number in range(1, FRAMES + 1)]
+    beat = frames_pb2.Heartbeat(held=held, heartbeat_number=1)
+    await flood_stream(channel, [frames_pb2.WorkerFrame(heartbeat=beat)], done, "leases in heartbeats", FRAMES)
 
 
 async def flood_stream(
-    channel: aio.Channel, frames: list[workers_pb2.WorkerFrame], done: Counter[str], what: str, count: int
+    channel: aio.Channel, frames: list[frames_pb2.WorkerFrame], done: Counter[str], what: str, count: int
 ) -> None:
     """Write the same message until the stream is ended, and read what comes."""
     stream = WorkerServiceStub(channel).Connect(metadata=metadata(FLOOD))
-    await stream.write(workers_pb2.ConnectRequest(frames=[workers_pb2.WorkerFrame(hello=hello(FLOOD))]))
+    await stream.write(workers_pb2.ConnectRequest(frames=[frames_pb2.WorkerFrame(hello=hello(FLOOD))]))
     reading = asyncio.create_task(read_all(stream))
     message = workers_pb2.ConnectRequest(frames=frames)
     try:

@@ -20,7 +20,7 @@ from grpc import aio
 
 from bench.databases import PRODUCTS
 from bench.processes import start_server
-from stepwell.v1 import workers_pb2, workflows_pb2
+from stepwell.v1 import frames_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 
@@ -34,12 +34,12 @@ class Caller:
 
     channel: aio.Channel
     session_id: str
-    claimed: list[workers_pb2.ServerFrame]
+    claimed: list[frames_pb2.ServerFrame]
 
     async def register(self) -> None:
         """Say what it can handle."""
-        order = workers_pb2.Handler(kind=workers_pb2.HANDLER_KIND_WORKFLOW, name=WORKFLOW)
-        hello = workers_pb2.Hello(worker_id="bench", session_id=self.session_id, protocol_version=1, handlers=[order])
+        order = frames_pb2.Handler(kind=frames_pb2.HANDLER_KIND_WORKFLOW, name=WORKFLOW)
+        hello = frames_pb2.Hello(worker_id="bench", session_id=self.session_id, protocol_version=1, handlers=[order])
         await WorkerServiceStub(self.channel).RegisterHandlers(workers_pb2.RegisterHandlersRequest(hello=hello))
 
     async def create(self, numbers: Iterator[int]) -> None:
@@ -57,9 +57,7 @@ class Caller:
     async def finish(self) -> None:
         """End what it claimed."""
         for task in self.claimed:
-            frame = workers_pb2.WorkerFrame(
-                task_id=task.task_id, fence=task.fence, number=1, finish=workers_pb2.Finish()
-            )
+            frame = frames_pb2.WorkerFrame(task_id=task.task_id, fence=task.fence, number=1, finish=frames_pb2.Finish())
             request = workers_pb2.CommitTaskRequest(session_id=self.session_id, frames=[frame])
             answered = await WorkerServiceStub(self.channel).CommitTask(request)
             assert answered.frames[0].HasField("ack"), answered

@@ -33,7 +33,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from bench.databases import start_postgres, start_sqlite
-from stepwell.v1 import workers_pb2, workflows_pb2
+from stepwell.v1 import frames_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from stepwell_server.api.edge.listeners import OPTIONS
@@ -74,7 +74,7 @@ TEXTS = {
     "text with a wide character": '"' + "x" * (PAYLOAD - 8) + '\U0001f600"',
     "one number": "9" * PAYLOAD,
 }
-Lease = workers_pb2.HeldTask
+Lease = frames_pb2.HeldTask
 
 
 @dataclass(frozen=True)
@@ -150,7 +150,7 @@ def _most(method: Any, path: Path, *, least: bool) -> Callable[[Lease, int], byt
         for one in whole.frames if path[0].name == "frames" else ():
             one.task_id, one.fence, one.number = lease.task_id, lease.fence, one.number - number + 1
         if method.name == "Connect" and "hello" not in {one.name for one in path}:
-            whole.frames[0].CopyFrom(workers_pb2.WorkerFrame(hello=hello(lease)))
+            whole.frames[0].CopyFrom(frames_pb2.WorkerFrame(hello=hello(lease)))
         return bytes(whole.SerializeToString())
 
     return make

@@ -13,7 +13,7 @@ from grpc_health.v1 import health_pb2
 from grpc_health.v1.health_pb2_grpc import HealthStub
 from grpc_reflection.v1alpha import reflection_pb2
 
-from stepwell.v1 import dispatchers_pb2, namespaces_pb2, server_pb2, workers_pb2
+from stepwell.v1 import dispatchers_pb2, frames_pb2, namespaces_pb2, server_pb2, workers_pb2
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
@@ -143,7 +143,7 @@ async def test_the_policy_is_asked_about_the_namespace_of_the_request(
     stubs = (WorkerServiceStub(server.channel), DispatcherServiceStub(server.channel))
 
     def asked(namespace: str) -> list[object]:
-        hello = workers_pb2.Hello(namespace=namespace)
+        hello = frames_pb2.Hello(namespace=namespace)
         return [
             stubs[0].RegisterHandlers(workers_pb2.RegisterHandlersRequest(hello=hello)),
             stubs[0].ClaimTasks(workers_pb2.ClaimTasksRequest(namespace=namespace)),

@@ -14,7 +14,7 @@ from google.protobuf.descriptor import Descriptor
 from google.protobuf.message_factory import GetMessageClass
 from grpc.aio import AioRpcError
 
-from stepwell.v1 import workers_pb2, workflows_pb2
+from stepwell.v1 import frames_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.api.edge import bounds, parsing
 from stepwell_server.api.edge import counting as wire
@@ -200,13 +200,13 @@ async def _read(request: Any) -> None:
 async def test_bodies_that_a_frame_begins_are_read_in_parts(rounds: Rounds, monkeypatch: pytest.MonkeyPatch) -> None:
     policy = Reader.policy
 
-    def counting(reader: Reader, said: workers_pb2.StepPolicy) -> StepPolicy:
+    def counting(reader: Reader, said: frames_pb2.StepPolicy) -> StepPolicy:
         rounds.note(1)
         return policy(reader, said)
 
     monkeypatch.setattr(Reader, "policy", counting)
-    opens = [workers_pb2.OpenStep(name=f"s{number}", attempt=1) for number in range(bounds.MOST_OPENS)]
-    frame = workers_pb2.WorkerFrame(number=1, opens=opens, begin_steps=workers_pb2.BeginSteps())
+    opens = [frames_pb2.OpenStep(name=f"s{number}", attempt=1) for number in range(bounds.MOST_OPENS)]
+    frame = frames_pb2.WorkerFrame(number=1, opens=opens, begin_steps=frames_pb2.BeginSteps())
 
     read = await rounds.beside(FrameReader(LIMITS, StepPolicy(), turns.Turns()).read(frame))
 
@@ -242,13 +242,13 @@ async def test_every_payload_is_looked_at_once_and_in_parts(
 
 
 STRANGE = range(1, 1000)
-ACKS = [workers_pb2.WorkerFrame(task_id=one, fence=1, task_ack=workers_pb2.TaskAck()) for one in STRANGE]
-BEAT = workers_pb2.Heartbeat(held=[workers_pb2.HeldTask(task_id=one, fence=1) for one in STRANGE], heartbeat_number=1)
+ACKS = [frames_pb2.WorkerFrame(task_id=one, fence=1, task_ack=frames_pb2.TaskAck()) for one in STRANGE]
+BEAT = frames_pb2.Heartbeat(held=[frames_pb2.HeldTask(task_id=one, fence=1) for one in STRANGE], heartbeat_number=1)
 
 
-@pytest.mark.parametrize("frames", [ACKS, [workers_pb2.WorkerFrame(heartbeat=BEAT)]], ids=["acks", "heartbeat"])
+@pytest.mark.parametrize("frames", [ACKS, [frames_pb2.WorkerFrame(heartbeat=BEAT)]], ids=["acks", "heartbeat"])
 async def test_leases_that_are_not_held_are_answered_in_parts(
-    frames: list[workers_pb2.WorkerFrame], sqlite_server: Served, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+    frames: list[frames_pb2.WorkerFrame], sqlite_server: Served, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lose = Link.lose
 
@@ -258,7 +258,7 @@ async def test_leases_that_are_not_held_are_answered_in_parts(
 
     monkeypatch.setattr(Link, "lose", counting)
     (connect,) = [method for method in METHODS if method.name == "Connect"]
-    request = workers_pb2.ConnectRequest(frames=[workers_pb2.WorkerFrame(hello=hello()), *frames])
+    request = workers_pb2.ConnectRequest(frames=[frames_pb2.WorkerFrame(hello=hello()), *frames])
 
     await rounds.beside(_answered(sqlite_server, connect, request))
 

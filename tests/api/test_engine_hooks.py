@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell_server.storage.database.failpoints import BEFORE_COMMIT
 from tests.api.conftest import Hire
 from tests.support.calls.errors import refusal

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.common_pb2 import BACKOFF_CONSTANT, BACKOFF_LINEAR, RetryPolicy
 from tests.api.conftest import Hire
 from tests.support.calls.errors import refusal

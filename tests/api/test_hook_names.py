@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from stepwell.errors import CallFailed
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.errors_pb2 import ERROR_REASON_HANDLER_LIMIT
 from tests.api.conftest import Hire
 from tests.support.calls.errors import refusal

@@ -12,7 +12,7 @@ import asyncpg
 import pytest
 from sqlalchemy import update
 
-from stepwell.v1.workers_pb2 import HANDLER_KIND_HOOK
+from stepwell.v1.frames_pb2 import HANDLER_KIND_HOOK
 from stepwell_server.domain.values.times import SECOND
 from stepwell_server.engine.spine import committer
 from stepwell_server.engine.spine.committer import PATIENCE as GROUPS

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell.errors import reason_name
-from stepwell.v1 import namespaces_pb2, transactions_pb2, workers_pb2, workflows_pb2
+from stepwell.v1 import frames_pb2, namespaces_pb2, transactions_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell_server.api.edge.access import (
     METHODS,
@@ -104,9 +104,9 @@ def about(method: Method, namespace: str) -> Any:
     match method.name:
         case "Connect":
             hello = HandWorker(None, namespace=namespace).hello()  # type: ignore[arg-type]
-            return workers_pb2.ConnectRequest(frames=[workers_pb2.WorkerFrame(hello=hello)])
+            return workers_pb2.ConnectRequest(frames=[frames_pb2.WorkerFrame(hello=hello)])
         case "RegisterHandlers":
-            return workers_pb2.RegisterHandlersRequest(hello=workers_pb2.Hello(namespace=namespace))
+            return workers_pb2.RegisterHandlersRequest(hello=frames_pb2.Hello(namespace=namespace))
         case "WatchInstances":
             return workflows_pb2.WatchInstancesRequest(add=[workflows_pb2.WatchTarget(namespace=namespace)])
         case "UpdateNamespace":

@@ -12,8 +12,8 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from grpc import aio
 
 from stepwell.errors import failure_of
-from stepwell.v1 import clock_pb2, dispatchers_pb2, namespaces_pb2, server_pb2
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import clock_pb2, dispatchers_pb2, namespaces_pb2, server_pb2, workers_pb2
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
@@ -315,7 +315,7 @@ async def _(on: Stage) -> Any:
 async def _(on: Stage) -> Any:
     deaf = WorkerServiceStub(on.channel).Connect()
     hello = HandWorker(on.channel).hello(handlers=handlers("deaf"), worker_id="deaf")
-    await deaf.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=hello), grant(20)]))
+    await deaf.write(workers_pb2.ConnectRequest(frames=[pb.WorkerFrame(hello=hello), grant(20)]))
     await _until_hosted(on, "deaf")
     for _ in range(8):
         await Flows(on.channel, "deaf").create(params=LARGE[:1_000_000] + '"')
@@ -327,7 +327,7 @@ async def _(on: Stage) -> Any:
 
 
 async def _workers(on: Stage) -> set[str]:
-    answer = await WorkerServiceStub(on.channel).ListWorkers(pb.ListWorkersRequest())
+    answer = await WorkerServiceStub(on.channel).ListWorkers(workers_pb2.ListWorkersRequest())
     return {one.worker_id for one in answer.workers}
 
 

@@ -11,7 +11,7 @@ from uuid import uuid4
 import pytest
 from grpc import aio
 
-from stepwell.v1 import dispatchers_pb2, namespaces_pb2, workers_pb2, workflows_pb2
+from stepwell.v1 import dispatchers_pb2, frames_pb2, namespaces_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
@@ -203,8 +203,8 @@ async def settle(channel: aio.Channel, name: str) -> None:
     """Make a namespace for a principal, with a workflow in it."""
     me = (("authorization", name),)
     await NamespaceServiceStub(channel).CreateNamespace(namespaces_pb2.CreateNamespaceRequest(name=name), metadata=me)
-    order = workers_pb2.Handler(kind=workers_pb2.HANDLER_KIND_WORKFLOW, name="order")
-    hello = workers_pb2.Hello(
+    order = frames_pb2.Handler(kind=frames_pb2.HANDLER_KIND_WORKFLOW, name="order")
+    hello = frames_pb2.Hello(
         worker_id=name, session_id=uuid4().hex, protocol_version=1, namespace=name, handlers=[order]
     )
     await WorkerServiceStub(channel).RegisterHandlers(workers_pb2.RegisterHandlersRequest(hello=hello), metadata=me)

@@ -13,6 +13,7 @@ from google.protobuf.message import Message
 from stepwell.v1 import (
     clock_pb2,
     dispatchers_pb2,
+    frames_pb2,
     hooks_pb2,
     namespaces_pb2,
     server_pb2,
@@ -108,8 +109,8 @@ def hook(things: Things, **fields: Any) -> hooks_pb2.TriggerHooksItem:
     return hooks_pb2.TriggerHooksItem(name=things.hook_name, **about | fields)
 
 
-def hello(things: Things, namespace: str, session_id: str, **fields: Any) -> workers_pb2.Hello:
-    held = [workers_pb2.HeldTask(task_id=task_id, fence=fence) for task_id, fence in things.leases.values()]
+def hello(things: Things, namespace: str, session_id: str, **fields: Any) -> frames_pb2.Hello:
+    held = [frames_pb2.HeldTask(task_id=task_id, fence=fence) for task_id, fence in things.leases.values()]
     worker = HandWorker(None, (), namespace=namespace, session_id=session_id, worker_id="hers")  # type: ignore[arg-type]
     return worker.hello(held=held, **fields)
 
@@ -132,7 +133,7 @@ def claim(session: str, *handlers: str) -> Asks:
         namespace=ns,
         session_id=getattr(t, session),
         request_id=t.request_id,
-        handlers=[workers_pb2.HandlerRef(kind=WORKFLOW, name=name) for name in handlers],
+        handlers=[frames_pb2.HandlerRef(kind=WORKFLOW, name=name) for name in handlers],
     )
 
 
@@ -190,7 +191,7 @@ WALK: list[tuple[str, Asks]] = [
     ("RenewTasks", renew("calling_session_id")),
     (
         "Connect",
-        lambda t, ns: workers_pb2.ConnectRequest(frames=[workers_pb2.WorkerFrame(hello=hello(t, ns, t.session_id))]),
+        lambda t, ns: workers_pb2.ConnectRequest(frames=[frames_pb2.WorkerFrame(hello=hello(t, ns, t.session_id))]),
     ),
     (
         "RegisterHandlers",
@@ -236,7 +237,7 @@ def differences(foreign: Sequence[Any], absent: Sequence[Any]) -> list[tuple[Any
 
 
 def test_the_walk_meets_every_method_and_every_frame() -> None:
-    frames = {one.name for one in workers_pb2.WorkerFrame.DESCRIPTOR.oneofs_by_name["body"].fields}
+    frames = {one.name for one in frames_pb2.WorkerFrame.DESCRIPTOR.oneofs_by_name["body"].fields}
 
     assert {name for name, _ in WALK} | IN_FRAMES == {*methods()}, "say how a tenant could reach another's things by it"
     assert {*FRAMES} | ABOUT_NO_TASK == frames, "say how a tenant could reach another's task by it"
@@ -261,7 +262,7 @@ async def test_another_tenants_things_are_answered_as_if_they_were_not_there(
 # ---- frames
 
 
-FRAMES: dict[str, Callable[[], workers_pb2.WorkerFrame]] = {
+FRAMES: dict[str, Callable[[], frames_pb2.WorkerFrame]] = {
     "task_ack": task_ack,
     "need_state": need_state,
     "step_done": lambda: done("first"),
@@ -271,7 +272,7 @@ FRAMES: dict[str, Callable[[], workers_pb2.WorkerFrame]] = {
     "finish": finish,
     "begin_steps": lambda: begin(opening("second")),
     "outcome": returned,
-    "heartbeat": lambda: workers_pb2.WorkerFrame(heartbeat=workers_pb2.Heartbeat()),
+    "heartbeat": lambda: frames_pb2.WorkerFrame(heartbeat=frames_pb2.Heartbeat()),
 }
 """Every frame about a task."""
 ABOUT_NO_TASK = {"hello", "credit", "goodbye"}
@@ -285,7 +286,7 @@ async def said_by_stream(worker: HandWorker, things: Things) -> list[Any]:
     for kind, (task_id, fence) in things.leases.items():
         for body, frame in FRAMES.items():
             for number in NUMBERS if body not in ("task_ack", "need_state", "heartbeat") else (0,):
-                job = Job(worker, task_id, fence, workers_pb2.Task())
+                job = Job(worker, task_id, fence, frames_pb2.Task())
                 said = job.stamp(frame())
                 said.number = number
                 if body == "heartbeat":
@@ -386,7 +387,7 @@ async def test_a_session_moves_with_its_principal_and_its_leases(
     )
     task_id, fence = bob.things.leases["held"]
 
-    welcome = await moved.connect(held=[workers_pb2.HeldTask(task_id=task_id, fence=fence)])
+    welcome = await moved.connect(held=[frames_pb2.HeldTask(task_id=task_id, fence=fence)])
 
     assert [(one.task_id, one.fence) for one in welcome.held] == [(task_id, fence)]
     assert welcome.connection == 2

@@ -8,6 +8,7 @@ import pytest
 from sqlalchemy import update
 
 from stepwell.errors import reason_name
+from stepwell.v1 import frames_pb2
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.storage.schema import sessions
@@ -43,7 +44,7 @@ async def caller(server: Served) -> UnaryWorker:
     return worker
 
 
-def bodies(frames: list[pb.ServerFrame]) -> list[str | None]:
+def bodies(frames: list[frames_pb2.ServerFrame]) -> list[str | None]:
     """What kinds of frames these are."""
     return [frame.WhichOneof("body") for frame in frames]
 
@@ -196,7 +197,7 @@ async def test_renewals_are_answered_one_by_one(caller: UnaryWorker, flows: Flow
         "paused": True,
         "woken": True,
     }
-    assert results["paused"].stop == pb.STOP_PAUSE and results["kept"].stop == pb.STOP_NONE
+    assert results["paused"].stop == frames_pb2.STOP_PAUSE and results["kept"].stop == frames_pb2.STOP_NONE
     assert results["woken"].wake_again and not results["kept"].wake_again
     resolved = await caller.commit(tasks["woken"], done("b", number=3))
     assert bodies(resolved) == ["ack", "resolved"]
@@ -259,7 +260,7 @@ async def hired(served: Served) -> UnaryWorker:
 
 
 async def test_too_many_renewals_at_once_are_refused(caller: UnaryWorker) -> None:
-    tasks = [pb.ServerFrame(task_id=number, fence=1) for number in range(1, 1002)]
+    tasks = [frames_pb2.ServerFrame(task_id=number, fence=1) for number in range(1, 1002)]
 
     assert (await refusal(caller.renew(tasks))).reason == "BATCH_TOO_LARGE"
     assert {one.held for one in await caller.renew(tasks[:1000])} == {False}
@@ -317,7 +318,7 @@ async def test_a_commit_with_a_wrong_fence_or_session_is_refused(caller: UnaryWo
     (task,) = await caller.claim()
     thief = UnaryWorker(server.channel)
     await thief.register()
-    guessed = pb.ServerFrame(task_id=task.task_id, fence=task.fence + 1)
+    guessed = frames_pb2.ServerFrame(task_id=task.task_id, fence=task.fence + 1)
 
     errors = [
         await refusal(thief.commit(task, finish(number=1))),
@@ -333,14 +334,14 @@ async def test_a_commit_with_a_wrong_fence_or_session_is_refused(caller: UnaryWo
 async def test_a_commit_that_is_not_about_one_task_is_refused(caller: UnaryWorker, flows: Flows) -> None:
     await flows.create("one")
     (task,) = await caller.claim()
-    mixed = [pb.WorkerFrame(task_id=number, fence=1, number=1, finish=pb.Finish()) for number in (1, 2)]
+    mixed = [frames_pb2.WorkerFrame(task_id=number, fence=1, number=1, finish=frames_pb2.Finish()) for number in (1, 2)]
     request = pb.CommitTaskRequest(session_id=caller.session_id, frames=mixed)
 
     errors = [
         await refusal(caller.stub.CommitTask(request)),
         await refusal(caller.commit(task)),
         await refusal(caller.commit(task, grant(1))),
-        await refusal(caller.commit(task, pb.WorkerFrame(goodbye=pb.Goodbye()))),
+        await refusal(caller.commit(task, frames_pb2.WorkerFrame(goodbye=frames_pb2.Goodbye()))),
         await refusal(caller.commit(task, *[done(f"s{number}", number=number) for number in range(1, 102)])),
         await refusal(caller.commit(task, done("a", number=0))),
     ]

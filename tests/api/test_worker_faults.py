@@ -11,7 +11,7 @@ import pytest
 from grpc import aio
 
 from stepwell.errors import failure_of
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell_server.domain.values.errors import DatabaseUnavailable
 from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.engine.spine.calls import Renew

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell_server.api.edge import streams
 from tests.api.conftest import Hire
 from tests.support.calls.flows import Flows

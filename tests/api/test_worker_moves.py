@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from stepwell.v1 import clock_pb2
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell_server import databases
 from stepwell_server.engine.spine.connections import MOST_CREDIT

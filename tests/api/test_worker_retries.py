@@ -8,7 +8,7 @@ import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
 from stepwell.v1 import clock_pb2
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
 from stepwell.v1.common_pb2 import BACKOFF_CONSTANT, BACKOFF_EXPONENTIAL, BACKOFF_LINEAR, RetryPolicy
 from tests.api.conftest import Hire

@@ -13,7 +13,8 @@ from grpc_health.v1.health_pb2 import HealthCheckRequest
 from grpc_health.v1.health_pb2_grpc import HealthStub
 
 from stepwell.errors import CallFailed, failure_of
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
+from stepwell.v1 import workers_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.api import workers as servicer
 from stepwell_server.api.edge.access import AllowAll, Caller, Category, Principal
@@ -129,7 +130,7 @@ async def test_a_hello_that_breaks_a_rule_is_refused(sqlite_server: Served, hire
     worker = await hire_at(sqlite_server, connect=False)
 
     streams = [(await refusal_of(worker.connect(**changes))).reason for changes, _ in REFUSED]
-    asked = [pb.RegisterHandlersRequest(hello=worker.hello(**changes)) for changes, _ in REFUSED]
+    asked = [workers_pb2.RegisterHandlersRequest(hello=worker.hello(**changes)) for changes, _ in REFUSED]
     calls = [(await refusal(stub.RegisterHandlers(request))).reason for request in asked]
 
     assert streams == calls == [reason for _, reason in REFUSED]
@@ -275,7 +276,7 @@ async def test_a_worker_that_never_reads_is_cut_off_and_its_tasks_go_to_others(
     server = await start_server(sqlite_url, leases={"reconnect_grace": 0})
     stream = WorkerServiceStub(server.channel).Connect()
     hello = HandWorker(server.channel).hello()
-    await stream.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=hello), grant(20)]))
+    await stream.write(workers_pb2.ConnectRequest(frames=[pb.WorkerFrame(hello=hello), grant(20)]))
     flows, large = Flows(server.channel), '"' + "x" * 1_000_000 + '"'
     await worker_is_known(server)
     async with until_cut(server):
@@ -308,7 +309,7 @@ async def worker_is_known(server: Served) -> None:
     """Wait until a worker is registered."""
     stub = WorkerServiceStub(server.channel)
     async with asyncio.timeout(PATIENCE):
-        while not (await stub.ListWorkers(pb.ListWorkersRequest())).workers:
+        while not (await stub.ListWorkers(workers_pb2.ListWorkersRequest())).workers:
             pass
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from tests.api.conftest import Hire
 from tests.support.calls.flows import Flows, step_status
 from tests.support.servers.servers import Served

@@ -6,7 +6,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from stepwell.errors import reason_name
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1 import workflows_pb2
 from stepwell.v1.common_pb2 import Payload
 from stepwell_server.engine.spine.connections import MOST_CREDIT

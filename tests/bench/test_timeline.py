@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from bench.timeline import described, hops, read, transactions, writes
 from bench.tracing import Kind, Mark
-from stepwell.v1 import workers_pb2
+from stepwell.v1 import frames_pb2, workers_pb2
 
 
 def statements(*texts: str, connection: int = 1, answered: bool = True) -> Iterator[Mark]:
@@ -50,8 +50,8 @@ def test_locks_and_conflicts_are_no_writes() -> None:
 
 
 def test_a_message_is_described_by_what_is_in_it() -> None:
-    done = workers_pb2.WorkerFrame(step_done=workers_pb2.StepDone())
-    message = workers_pb2.ConnectRequest(frames=[done, done, workers_pb2.WorkerFrame(finish=workers_pb2.Finish())])
+    done = frames_pb2.WorkerFrame(step_done=frames_pb2.StepDone())
+    message = workers_pb2.ConnectRequest(frames=[done, done, frames_pb2.WorkerFrame(finish=frames_pb2.Finish())])
     mark = Mark(0.0, Kind.READS, message.DESCRIPTOR.full_name, message.SerializeToString())
     assert described(mark) == "ConnectRequest: 2 step_done, finish"
 

@@ -12,7 +12,7 @@ import grpc
 from stepwell.durations import to_timestamp
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceServicer
-from stepwell.v1.workers_pb2 import HANDLER_KIND_WORKFLOW
+from stepwell.v1.frames_pb2 import HANDLER_KIND_WORKFLOW
 
 
 class FakeDispatchers(DispatcherServiceServicer):

@@ -12,8 +12,8 @@ import grpc
 from google.protobuf.duration_pb2 import Duration
 from grpc import aio
 
-from stepwell.v1 import errors_pb2
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import errors_pb2, workers_pb2
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1 import workflows_pb2 as wf
 from stepwell.v1.dispatchers_pb2_grpc import add_DispatcherServiceServicer_to_server
 from stepwell.v1.hooks_pb2_grpc import add_HookServiceServicer_to_server
@@ -58,7 +58,7 @@ class WorkerStream:
             await self.arrived.wait_for(lambda: any(frame.HasField(body) for frame in self.frames))
         return next(frame for frame in self.frames if frame.HasField(body))
 
-    async def take(self, request: pb.ConnectRequest) -> None:
+    async def take(self, request: workers_pb2.ConnectRequest) -> None:
         async with self.arrived:
             self.frames.extend(request.frames)
             self.arrived.notify_all()
@@ -86,8 +86,8 @@ class FakeWorkers(WorkerServiceServicer):
         self.all_streams: list[WorkerStream] = []
 
     async def Connect(  # type: ignore[override] # noqa: N802 - the name of the method on the wire
-        self, requests: AsyncIterator[pb.ConnectRequest], context: aio.ServicerContext[Any, Any]
-    ) -> AsyncIterator[pb.ConnectResponse]:
+        self, requests: AsyncIterator[workers_pb2.ConnectRequest], context: aio.ServicerContext[Any, Any]
+    ) -> AsyncIterator[workers_pb2.ConnectResponse]:
         hello = (await anext(requests)).frames[0].hello
         if self.refuses is not None:
             self.refused.put_nowait(hello)
@@ -96,15 +96,15 @@ class FakeWorkers(WorkerServiceServicer):
         self.all_streams.append(stream)
         self.streams.put_nowait(stream)
         welcome = pb.Welcome(held=hello.held, database_id="db", max_credit=1000, **self.intervals)
-        yield pb.ConnectResponse(frames=[pb.ServerFrame(welcome=welcome)])
+        yield workers_pb2.ConnectResponse(frames=[pb.ServerFrame(welcome=welcome)])
         reading = asyncio.create_task(self._read(stream, requests))
         try:
             while (frames := await stream.outgoing.get()) is not None:
-                yield pb.ConnectResponse(frames=frames)
+                yield workers_pb2.ConnectResponse(frames=frames)
         finally:
             reading.cancel()
 
-    async def _read(self, stream: WorkerStream, requests: AsyncIterator[pb.ConnectRequest]) -> None:
+    async def _read(self, stream: WorkerStream, requests: AsyncIterator[workers_pb2.ConnectRequest]) -> None:
         async for request in requests:
             await stream.take(request)
         if self.ends_streams:

@@ -9,7 +9,7 @@ from typing import Any
 
 from google.protobuf.timestamp_pb2 import Timestamp
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Failure, Payload
 from stepwell.worker.host import Work

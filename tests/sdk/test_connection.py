@@ -10,7 +10,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from stepwell import App, CallFailed, Client, Worker, workflow
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.connection import Connection
 from stepwell.worker.dialogue import Dialogue
 from stepwell.worker.held_work import HeldWork

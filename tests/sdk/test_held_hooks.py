@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell import App, hook
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.leases import Capacity
 from tests.sdk.stage import in_a_word, settle
 from tests.sdk.test_held_work import Worker, nap

@@ -11,7 +11,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 
 from stepwell import App, WorkflowEntrypoint, workflow
 from stepwell.durations import to_datetime
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.worker.dialogue import Dialogue
 from stepwell.worker.held_work import HeldWork

@@ -7,7 +7,7 @@ import threading
 from typing import Any
 
 from stepwell import App, Client, JobContext, Worker, hook, workflow
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from tests.sdk.fake_server import FakeServer
 from tests.sdk.stage import in_a_word

@@ -14,7 +14,7 @@ from google.protobuf.timestamp_pb2 import Timestamp
 from pydantic import BaseModel
 
 from stepwell import JobContext, NonRetryableError, Retry, hook
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from stepwell.worker.job import Job
 from stepwell.worker.server_terms import Terms

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from stepwell import hook
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.job import Job
 from tests.sdk.stage import Stage, settle
 

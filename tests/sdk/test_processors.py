@@ -20,7 +20,7 @@ from stepwell import (
     StreamDispatcher,
 )
 from stepwell.v1 import dispatchers_pb2 as pb
-from stepwell.v1.workers_pb2 import HANDLER_KIND_WORKFLOW
+from stepwell.v1.frames_pb2 import HANDLER_KIND_WORKFLOW
 from tests.sdk.fake_processor import FakeProcessor, after
 from tests.sdk.fake_server import FakeServer
 from tests.sdk.stage import ManualClock

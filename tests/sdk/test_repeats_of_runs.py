@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from stepwell import Retry
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Failure
 from stepwell.worker.host import Phase

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import hook
 from stepwell.request_ids import RequestIds, identified
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1 import workflows_pb2 as workflows
 from stepwell.worker.job import Job
 from stepwell.worker.run import Run

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.errors_pb2 import ERROR_REASON_INVALID_FIELD, ItemError
 from tests.sdk.stage import slept, waiting
 from tests.sdk.test_held_work import Worker

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker import strays
 from stepwell.worker.host import Phase
 from stepwell.worker.run import Run

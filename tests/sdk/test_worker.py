@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from stepwell import App, CallFailed, Client, Worker, WorkflowEntrypoint, workflow
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from stepwell.worker.connection import in_messages
 from stepwell.worker.held_work import Capacity

@@ -605,7 +605,7 @@ var File_stepwell_v1_dispatchers_proto protoreflect.FileDescriptor
 
 const file_stepwell_v1_dispatchers_proto_rawDesc = "" +
 	"\n" +
-	"\x1dstepwell/v1/dispatchers.proto\x12\vstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19stepwell/v1/workers.proto\"b\n" +
+	"\x1dstepwell/v1/dispatchers.proto\x12\vstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18stepwell/v1/frames.proto\"b\n" +
 	"\x11WakeStreamRequest\x12\x1c\n" +
 	"\tnamespace\x18\x01 \x01(\tR\tnamespace\x12/\n" +
 	"\x06filter\x18\x02 \x01(\v2\x17.stepwell.v1.WakeFilterR\x06filter\"\x92\x01\n" +
@@ -713,7 +713,7 @@ func file_stepwell_v1_dispatchers_proto_init() {
 	if File_stepwell_v1_dispatchers_proto != nil {
 		return
 	}
-	file_stepwell_v1_workers_proto_init()
+	file_stepwell_v1_frames_proto_init()
 	type x struct{}
 	out := protoimpl.TypeBuilder{
 		File: protoimpl.DescBuilder{

@@ -8,7 +8,7 @@ from typing import Any
 
 from stepwell.hooks.definition import HookDefinition
 from stepwell.kinds import Definition, Kind, kind_name
-from stepwell.v1.workers_pb2 import HANDLER_KIND_WORKFLOW
+from stepwell.v1.frames_pb2 import HANDLER_KIND_WORKFLOW
 from stepwell.workflows.definition import AnyWorkflow, WorkflowEntrypoint, definition_of
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol, TypeAlias
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 
 Kind: TypeAlias = pb.HandlerKind.ValueType
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import structlog
 
+from stepwell.v1 import frames_pb2
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceServicer
 from stepwell_server.api.edge import streams, validate
@@ -131,7 +132,7 @@ class WorkerServicer(WorkerServiceServicer):
         bodies = [frame.WhichOneof("body") for frame in request.frames]
         if not {*bodies} <= NUMBERED | {"task_ack", "need_state"}:
             raise InvalidField("only frames about a task can be committed", field="frames")
-        answered: list[pb.ServerFrame] = []
+        answered: list[frames_pb2.ServerFrame] = []
         namespace, session_id = _session(request)
         reader = await self._reader(namespace)
         numbered = tuple([await reader.read(one) for one in request.frames if one.WhichOneof("body") in NUMBERED])
@@ -158,10 +159,10 @@ class WorkerServicer(WorkerServiceServicer):
     async def _reader(self, namespace: str) -> FrameReader:
         return FrameReader(await self._workers.limits_of(namespace), self._terms.policy, self._turns)
 
-    async def _welcome(self, hello: Hello, connection: int, held: Iterable[Held]) -> pb.Welcome:
+    async def _welcome(self, hello: Hello, connection: int, held: Iterable[Held]) -> frames_pb2.Welcome:
         replica, terms = self._server.replica, self._terms
         clock = await self._server.clock()
-        return pb.Welcome(
+        return frames_pb2.Welcome(
             server_version=replica.version,
             protocol_version=min(hello.protocol_version, PROTOCOL[1]),
             replica_id=replica.replica_id,
@@ -174,7 +175,7 @@ class WorkerServicer(WorkerServiceServicer):
             ack_window=convert.duration_to_pb(terms.times.ack_window),
             reconnect_grace=convert.duration_to_pb(terms.times.reconnect_grace),
             max_credit=MOST_CREDIT,
-            held=[pb.HeldTask(task_id=one.task_id, fence=one.fence) for one in held],
+            held=[frames_pb2.HeldTask(task_id=one.task_id, fence=one.fence) for one in held],
             default_step_policy=frames.policy_to_pb(terms.policy),
             database_id=replica.deployment.database_id,
         )
@@ -198,14 +199,14 @@ class _Stream:
 
     async def serve(
         self,
-        welcome: pb.Welcome,
-        rest: list[pb.WorkerFrame],
+        welcome: frames_pb2.Welcome,
+        rest: list[frames_pb2.WorkerFrame],
         requests: AsyncIterator[pb.ConnectRequest],
         call: Call,
     ) -> None:
         """Answer hello, then read and write until one side has enough."""
         self._beat_at = asyncio.get_running_loop().time()
-        await self._write([pb.ServerFrame(welcome=welcome)])
+        await self._write([frames_pb2.ServerFrame(welcome=welcome)])
         reading = asyncio.create_task(self._read(rest, requests))
         try:
             async with streams.checked(call):
@@ -233,7 +234,7 @@ class _Stream:
             ready.append(Beat())
         return ready
 
-    def _to_pb(self, message: Message) -> Iterator[pb.ServerFrame]:
+    def _to_pb(self, message: Message) -> Iterator[frames_pb2.ServerFrame]:
         match message:
             case Assignment():
                 yield from frames.assignment_to_pb(message)
@@ -242,24 +243,24 @@ class _Stream:
             case Told():
                 yield from frames.news_to_pb(message.held, message.news)
             case Beat():
-                yield pb.ServerFrame(heartbeat=self._beat())
+                yield frames_pb2.ServerFrame(heartbeat=self._beat())
             case Refused():
-                yield pb.ServerFrame(refused=convert.item_error_to_pb(message.refusal))
+                yield frames_pb2.ServerFrame(refused=convert.item_error_to_pb(message.refusal))
             case Draining():
                 deadline = convert.duration_to_pb(round(self.terms.drain_grace * SECOND))
-                yield pb.ServerFrame(drain=pb.Drain(deadline=deadline))
+                yield frames_pb2.ServerFrame(drain=frames_pb2.Drain(deadline=deadline))
 
-    def _beat(self) -> pb.ServerHeartbeat:
+    def _beat(self) -> frames_pb2.ServerHeartbeat:
         now = self.workers.now()
-        return pb.ServerHeartbeat(
+        return frames_pb2.ServerHeartbeat(
             now=convert.timestamp_to_pb(now),
             credit=self.connection.worker.credits,
             heartbeat_number=self.connection.last_beat,
         )
 
-    async def _write(self, ready: list[pb.ServerFrame]) -> None:
+    async def _write(self, ready: list[frames_pb2.ServerFrame]) -> None:
         """Write frames, as few messages as their size allows. A worker that does not read is cut off."""
-        batch: list[pb.ServerFrame] = []
+        batch: list[frames_pb2.ServerFrame] = []
         size = 0
         for frame in ready:
             frame_size = frame.ByteSize()
@@ -273,7 +274,7 @@ class _Stream:
 
     # ---- in
 
-    async def _read(self, rest: list[pb.WorkerFrame], requests: AsyncIterator[pb.ConnectRequest]) -> None:
+    async def _read(self, rest: list[frames_pb2.WorkerFrame], requests: AsyncIterator[pb.ConnectRequest]) -> None:
         """Take frames in until the worker has closed its side or said goodbye. An error here ends the stream."""
         try:
             await self._take_in(rest)
@@ -303,7 +304,7 @@ class _Stream:
                 await asyncio.sleep(TOO_FAST)  # another stream would only begin anew
             raise FrameRate(f"more than {rate} frames a second", limit=rate, retry_after=TOO_FAST)
 
-    def _cost(self, frame: pb.WorkerFrame) -> int:
+    def _cost(self, frame: frames_pb2.WorkerFrame) -> int:
         """Count a frame: one for each thing that it names, and more for each lease that is not held."""
         body = frame.WhichOneof("body")
         if body == "heartbeat":
@@ -312,7 +313,7 @@ class _Stream:
         is_strange = body in _ABOUT_LEASES and not self.connection.holds(Held(frame.task_id, frame.fence))
         return (STRANGE if is_strange else 1) + len(frame.opens)
 
-    async def _take_in(self, incoming: Sequence[pb.WorkerFrame]) -> None:
+    async def _take_in(self, incoming: Sequence[frames_pb2.WorkerFrame]) -> None:
         """Frames about one task go on together; an acknowledgement beside them is theirs.
 
         While the worker does not read what it is sent, nothing of what it says is taken in.
@@ -325,7 +326,7 @@ class _Stream:
         reports: dict[Held, list[Frame]] = {}
         arrived: dict[Held, None] = {}
         forgotten: dict[Held, None] = {}
-        beats: list[pb.Heartbeat] = []
+        beats: list[frames_pb2.Heartbeat] = []
         for frame in incoming:
             held, body = Held(frame.task_id, frame.fence), frame.WhichOneof("body")
             if body not in NUMBERED:
@@ -355,7 +356,7 @@ class _Stream:
             await self.connection.heartbeat(beat.heartbeat_number, named)
 
 
-async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, list[pb.WorkerFrame]]:
+async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[frames_pb2.Hello, list[frames_pb2.WorkerFrame]]:
     """The hello that a stream begins with, and what came in the same message after it."""
     limit = current.get().tuning.hello_timeout
     try:
@@ -369,13 +370,15 @@ async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, 
     return first.frames[0].hello, list(first.frames[1:])
 
 
-def _session(request: pb.ClaimTasksRequest | pb.RenewTasksRequest | pb.CommitTaskRequest) -> tuple[str, str]:
+def _session(
+    request: pb.ClaimTasksRequest | pb.RenewTasksRequest | pb.CommitTaskRequest,
+) -> tuple[str, str]:
     """The namespace of a request, and what the session is known by that it is made for."""
     namespace = convert.namespace_from_pb(request.namespace)
     return namespace, session_key(namespace, current.get().principal.name, request.session_id)
 
 
-def _first_pages(assignments: Sequence[Assignment]) -> tuple[list[pb.ServerFrame], list[Assignment]]:
+def _first_pages(assignments: Sequence[Assignment]) -> tuple[list[frames_pb2.ServerFrame], list[Assignment]]:
     """The first page of each task, and the tasks that do not fit into the message and have no other page.
 
     Of a run that does not fit there is a page without anything. The others have the first choice of the room, so that a
@@ -396,7 +399,7 @@ def _first_pages(assignments: Sequence[Assignment]) -> tuple[list[pb.ServerFrame
     return list(pages.values()), left_out
 
 
-def _one_task(incoming: Iterable[pb.WorkerFrame]) -> Held:
+def _one_task(incoming: Iterable[frames_pb2.WorkerFrame]) -> Held:
     held = {Held(one.task_id, one.fence) for one in incoming}
     if len(held) != 1:
         raise InvalidField("a commit has frames about one task", field="frames")

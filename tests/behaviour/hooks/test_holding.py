@@ -7,7 +7,7 @@ from datetime import timedelta
 from typing import Any
 
 from stepwell import HookStatus, JobContext, Retry, Worker, hook
-from stepwell.v1 import workers_pb2
+from stepwell.v1 import frames_pb2, workers_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from tests.behaviour.hooks.conftest import StartHarness
 from tests.behaviour.workflows.conftest import LeasesLapse
@@ -37,7 +37,7 @@ async def test_a_hook_that_executes_is_seen_to_do_so(harness: StartHarness) -> N
         workers_pb2.ListWorkersRequest(namespace=h.namespace)
     )
     tasks = [(task.handler.kind, task.key) for worker in listed.workers for task in worker.tasks]
-    assert tasks == [(workers_pb2.HANDLER_KIND_HOOK, triggered.id)]
+    assert tasks == [(frames_pb2.HANDLER_KIND_HOOK, triggered.id)]
 
     note.is_open.set()
     await until(h, triggered, HookStatus.COMPLETED)

@@ -9,7 +9,7 @@ import pytest
 
 from stepwell import App, InstanceStatus, PayloadInvalid, workflow
 from stepwell.testing import Harness
-from stepwell.v1 import namespaces_pb2, workers_pb2
+from stepwell.v1 import frames_pb2, namespaces_pb2, workers_pb2
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell.v1.common_pb2 import Payload
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
@@ -36,8 +36,8 @@ async def create(h: Harness, **fields: Any) -> pb.CreateInstanceResponse:
 
 async def register(h: Harness, *names: str) -> None:
     """Say on the wire that a worker hosts these."""
-    handlers = [workers_pb2.Handler(kind=workers_pb2.HANDLER_KIND_WORKFLOW, name=name) for name in names]
-    hello = workers_pb2.Hello(
+    handlers = [frames_pb2.Handler(kind=frames_pb2.HANDLER_KIND_WORKFLOW, name=name) for name in names]
+    hello = frames_pb2.Hello(
         worker_id="w", session_id=uuid4().hex, protocol_version=1, namespace=h.namespace, handlers=handlers
     )
     stub = WorkerServiceStub(h.client.channel)

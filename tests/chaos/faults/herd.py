@@ -14,7 +14,8 @@ from typing import Any
 
 from grpc import aio
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
+from stepwell.v1 import workers_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from tests.chaos.site.names import NAMESPACE
 from tests.chaos.workload.workflows.load import CHILD
@@ -50,7 +51,7 @@ async def _welcomed(channel: aio.Channel) -> Any:
     while True:
         call = WorkerServiceStub(channel).Connect()
         try:
-            await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=hello)]))
+            await call.write(workers_pb2.ConnectRequest(frames=[pb.WorkerFrame(hello=hello)]))
             message: Any = await call.read()
             if message is not aio.EOF and any(frame.HasField("welcome") for frame in message.frames):
                 return call

@@ -13,7 +13,7 @@ from typing import Any
 
 from stepwell import App, CallFailed, Client, Worker
 from stepwell.errors import StepFailed
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.dialogue import Dialogue
 from tests.chaos.facts.fact import now_ns
 from tests.chaos.facts.tasks import GivenUp

@@ -5,7 +5,7 @@ A worker of the SDK that stood still drops its leases before it says a word. One
 
 from __future__ import annotations
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.dialogue import Dialogue
 from tests.chaos.facts.records import Recorder
 from tests.chaos.facts.run import Count

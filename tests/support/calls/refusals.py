@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import pytest
 
 from stepwell.errors import CallFailed, reason_name
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.errors_pb2 import ItemError
 from stepwell_server.api.edge.access import Caller, Principal
 from stepwell_server.domain.values.errors import Unauthenticated

@@ -11,6 +11,7 @@ from google.protobuf.message_factory import GetMessageClass
 from stepwell.v1 import (
     clock_pb2,
     dispatchers_pb2,
+    frames_pb2,
     hooks_pb2,
     namespaces_pb2,
     server_pb2,
@@ -47,13 +48,13 @@ GIVEN: dict[str, Any] = {
     "fence": 1,
     "attempt": 1,
     "protocol_version": 1,
-    "kind": workers_pb2.HANDLER_KIND_WORKFLOW,
+    "kind": frames_pb2.HANDLER_KIND_WORKFLOW,
     "seconds": 10,
     "begun": True,
     "non_retryable": True,
 }
 """Values of fields, by their names. Others have none, but for names and ids that differ."""
-NO_LEASE = workers_pb2.HeldTask(task_id=1, fence=1)
+NO_LEASE = frames_pb2.HeldTask(task_id=1, fence=1)
 NAMED = ("name", "instance_id", "hook_id", "request_id")
 
 
@@ -187,8 +188,8 @@ def _named(part: Any, lease: Any, number: int, place: int) -> Any:
     return part
 
 
-def hello(lease: Any = None) -> workers_pb2.Hello:
+def hello(lease: Any = None) -> frames_pb2.Hello:
     """A worker that hosts what the messages name, and holds a lease."""
-    hosted = [workers_pb2.Handler(kind=workers_pb2.HANDLER_KIND_WORKFLOW, name="order")]
+    hosted = [frames_pb2.Handler(kind=frames_pb2.HANDLER_KIND_WORKFLOW, name="order")]
     held = [lease] if lease else []
-    return workers_pb2.Hello(worker_id="bench", session_id=SESSION, protocol_version=1, handlers=hosted, held=held)
+    return frames_pb2.Hello(worker_id="bench", session_id=SESSION, protocol_version=1, handlers=hosted, held=held)

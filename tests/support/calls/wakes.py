@@ -12,14 +12,14 @@ from grpc import aio
 
 from stepwell.errors import CallFailed, failure_of
 from stepwell.v1 import dispatchers_pb2 as pb
-from stepwell.v1 import workers_pb2
+from stepwell.v1 import frames_pb2
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from tests.support.calls.triggers import at
 from tests.support.patience import PATIENCE
 from tests.support.servers.servers import Served
 from tests.support.workers.frames import seconds
 
-WORKFLOW, HOOK = workers_pb2.HANDLER_KIND_WORKFLOW, workers_pb2.HANDLER_KIND_HOOK
+WORKFLOW, HOOK = frames_pb2.HANDLER_KIND_WORKFLOW, frames_pb2.HANDLER_KIND_HOOK
 
 
 @dataclass

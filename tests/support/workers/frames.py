@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.duration_pb2 import Duration
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.common_pb2 import Failure, Payload, RetryPolicy
 
 

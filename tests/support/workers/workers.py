@@ -14,7 +14,8 @@ from grpc import aio
 from sqlalchemy import select, update
 
 from stepwell.errors import CallFailed, failure_of, reason_name
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
+from stepwell.v1 import workers_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.domain.values.times import SECOND
 from stepwell_server.storage.database.clock import lease_now
@@ -44,7 +45,7 @@ class HandWorker:
     session_id: str = field(default_factory=lambda: uuid4().hex)
     metadata: tuple[tuple[str, str], ...] = ()
     inbox: list[pb.ServerFrame] = field(default_factory=list)
-    messages: list[pb.ConnectResponse] = field(default_factory=list)
+    messages: list[workers_pb2.ConnectResponse] = field(default_factory=list)
     end: CallFailed | None = None
     """Why the stream ended, if it did not end well."""
     is_over: bool = False
@@ -83,7 +84,7 @@ class HandWorker:
 
     async def say(self, *frames: pb.WorkerFrame) -> None:
         """Send these frames as one message."""
-        await self._stream.write(pb.ConnectRequest(frames=frames))
+        await self._stream.write(workers_pb2.ConnectRequest(frames=frames))
 
     async def close_side(self) -> None:
         """Say that nothing more will come, and see the stream end."""
@@ -279,13 +280,13 @@ class UnaryWorker:
         """Say what it hosts."""
         known = {"hooks": self.hooks, "session_id": self.session_id, "worker_id": "unary"}
         hello = HandWorker(self.channel, self.names, **known).hello()
-        answer = await self.stub.RegisterHandlers(pb.RegisterHandlersRequest(hello=hello))
+        answer = await self.stub.RegisterHandlers(workers_pb2.RegisterHandlersRequest(hello=hello))
         welcome: pb.Welcome = answer.welcome
         return welcome
 
     async def claim(self, most: int = 1, *, wait: float = 0, request_id: str = "") -> list[pb.ServerFrame]:
         """Ask for work."""
-        request = pb.ClaimTasksRequest(session_id=self.session_id, max_tasks=most, request_id=request_id)
+        request = workers_pb2.ClaimTasksRequest(session_id=self.session_id, max_tasks=most, request_id=request_id)
         if wait:
             request.wait.CopyFrom(Duration(seconds=int(wait)))
         return list((await self.stub.ClaimTasks(request)).frames)
@@ -298,13 +299,13 @@ class UnaryWorker:
             one.CopyFrom(frame)
             one.task_id, one.fence = task.task_id, task.fence
             stamped.append(one)
-        request = pb.CommitTaskRequest(session_id=self.session_id, frames=stamped)
+        request = workers_pb2.CommitTaskRequest(session_id=self.session_id, frames=stamped)
         return list((await self.stub.CommitTask(request)).frames)
 
-    async def renew(self, tasks: Iterable[pb.ServerFrame]) -> list[pb.RenewTasksResult]:
+    async def renew(self, tasks: Iterable[pb.ServerFrame]) -> list[workers_pb2.RenewTasksResult]:
         """Extend leases."""
         leases = [pb.HeldTask(task_id=one.task_id, fence=one.fence) for one in tasks]
-        request = pb.RenewTasksRequest(session_id=self.session_id, tasks=leases)
+        request = workers_pb2.RenewTasksRequest(session_id=self.session_id, tasks=leases)
         return list((await self.stub.RenewTasks(request)).results)
 
 

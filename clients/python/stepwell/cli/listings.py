@@ -13,9 +13,9 @@ from grpc import aio
 from stepwell.calls import PAGE
 from stepwell.cli import arguments, instances, options, printing
 from stepwell.durations import to_datetime
-from stepwell.v1 import workers_pb2, workers_pb2_grpc
+from stepwell.v1 import frames_pb2, workers_pb2, workers_pb2_grpc
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell.v1.workers_pb2 import HANDLER_KIND_HOOK, HANDLER_KIND_WORKFLOW
+from stepwell.v1.frames_pb2 import HANDLER_KIND_HOOK, HANDLER_KIND_WORKFLOW
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 
 M = TypeVar("M", bound=Message)
@@ -143,7 +143,7 @@ def _worker_row(worker: workers_pb2.Worker) -> list[str]:
     return [worker.worker_id, worker.sdk, printing.instant(to_datetime(worker.connected_at)), workflows, hooks, holds]
 
 
-def _hosted(worker: workers_pb2.Worker, kind: workers_pb2.HandlerKind.ValueType) -> str:
+def _hosted(worker: workers_pb2.Worker, kind: frames_pb2.HandlerKind.ValueType) -> str:
     return " ".join(handler.name for handler in worker.handlers if handler.kind == kind)
 
 

@@ -13,7 +13,7 @@ from stepwell.handlers import Handler, JobCall, JobContext, handler_of
 from stepwell.kinds import Kind
 from stepwell.retry import Retry
 from stepwell.signatures import first_line
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 
 P = TypeVar("P")
 

@@ -24,10 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
-from stepwell.v1 import workers_pb2 as stepwell_dot_v1_dot_workers__pb2
+from stepwell.v1 import frames_pb2 as stepwell_dot_v1_dot_frames__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dstepwell/v1/dispatchers.proto\x12\x0bstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x19stepwell/v1/workers.proto\"b\n\x11WakeStreamRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12/\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x17.stepwell.v1.WakeFilterR\x06\x66ilter\"\x92\x01\n\x12WakeStreamResponse\x12\x32\n\tnext_wake\x18\x01 \x01(\x0b\x32\x15.stepwell.v1.NextWakeR\x08nextWake\x12,\n\x03now\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\x12\x1a\n\x08\x64raining\x18\x03 \x01(\x08R\x08\x64raining\"c\n\x12GetNextWakeRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12/\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x17.stepwell.v1.WakeFilterR\x06\x66ilter\"w\n\x13GetNextWakeResponse\x12\x32\n\tnext_wake\x18\x01 \x01(\x0b\x32\x15.stepwell.v1.NextWakeR\x08nextWake\x12,\n\x03now\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\"\xc8\x01\n\x0eProcessRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12/\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x17.stepwell.v1.WakeFilterR\x06\x66ilter\x12\x1b\n\tmax_tasks\x18\x03 \x01(\x05R\x08maxTasks\x12\x1b\n\tmax_steps\x18\x04 \x01(\x05R\x08maxSteps\x12-\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x04wait\"\xb0\x01\n\x0fProcessResponse\x12\x1d\n\nhanded_out\x18\x01 \x01(\x05R\thandedOut\x12\x1c\n\tprocessed\x18\x02 \x01(\x05R\tprocessed\x12\x32\n\tnext_wake\x18\x03 \x01(\x0b\x32\x15.stepwell.v1.NextWakeR\x08nextWake\x12,\n\x03now\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\"R\n\nWakeFilter\x12.\n\x05kinds\x18\x01 \x03(\x0e\x32\x18.stepwell.v1.HandlerKindR\x05kinds\x12\x14\n\x05names\x18\x02 \x03(\tR\x05names\"\xa9\x01\n\x08NextWake\x12\x33\n\x07wake_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x06wakeAt\x12\x16\n\x06number\x18\x02 \x01(\x03R\x06number\x12\x31\n\x08unserved\x18\x03 \x03(\x0b\x32\x15.stepwell.v1.UnservedR\x08unserved\x12\x1d\n\nreplica_id\x18\x04 \x01(\tR\treplicaId\"\x7f\n\x08Unserved\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x18.stepwell.v1.HandlerKindR\x04kind\x12\x12\n\x04name\x18\x02 \x01(\tR\x04name\x12\x31\n\x06\x64ue_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x05\x64ueAt2\xfc\x01\n\x11\x44ispatcherService\x12O\n\nWakeStream\x12\x1e.stepwell.v1.WakeStreamRequest\x1a\x1f.stepwell.v1.WakeStreamResponse0\x01\x12P\n\x0bGetNextWake\x12\x1f.stepwell.v1.GetNextWakeRequest\x1a .stepwell.v1.GetNextWakeResponse\x12\x44\n\x07Process\x12\x1b.stepwell.v1.ProcessRequest\x1a\x1c.stepwell.v1.ProcessResponseB-\n\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dstepwell/v1/dispatchers.proto\x12\x0bstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18stepwell/v1/frames.proto\"b\n\x11WakeStreamRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12/\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x17.stepwell.v1.WakeFilterR\x06\x66ilter\"\x92\x01\n\x12WakeStreamResponse\x12\x32\n\tnext_wake\x18\x01 \x01(\x0b\x32\x15.stepwell.v1.NextWakeR\x08nextWake\x12,\n\x03now\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\x12\x1a\n\x08\x64raining\x18\x03 \x01(\x08R\x08\x64raining\"c\n\x12GetNextWakeRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12/\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x17.stepwell.v1.WakeFilterR\x06\x66ilter\"w\n\x13GetNextWakeResponse\x12\x32\n\tnext_wake\x18\x01 \x01(\x0b\x32\x15.stepwell.v1.NextWakeR\x08nextWake\x12,\n\x03now\x18\x02 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\"\xc8\x01\n\x0eProcessRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12/\n\x06\x66ilter\x18\x02 \x01(\x0b\x32\x17.stepwell.v1.WakeFilterR\x06\x66ilter\x12\x1b\n\tmax_tasks\x18\x03 \x01(\x05R\x08maxTasks\x12\x1b\n\tmax_steps\x18\x04 \x01(\x05R\x08maxSteps\x12-\n\x04wait\x18\x05 \x01(\x0b\x32\x19.google.protobuf.DurationR\x04wait\"\xb0\x01\n\x0fProcessResponse\x12\x1d\n\nhanded_out\x18\x01 \x01(\x05R\thandedOut\x12\x1c\n\tprocessed\x18\x02 \x01(\x05R\tprocessed\x12\x32\n\tnext_wake\x18\x03 \x01(\x0b\x32\x15.stepwell.v1.NextWakeR\x08nextWake\x12,\n\x03now\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\"R\n\nWakeFilter\x12.\n\x05kinds\x18\x01 \x03(\x0e\x32\x18.stepwell.v1.HandlerKindR\x05kinds\x12\x14\n\x05names\x18\x02 \x03(\tR\x05names\"\xa9\x01\n\x08NextWake\x12\x33\n\x07wake_at\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x06wakeAt\x12\x16\n\x06number\x18\x02 \x01(\x03R\x06number\x12\x31\n\x08unserved\x18\x03 \x03(\x0b\x32\x15.stepwell.v1.UnservedR\x08unserved\x12\x1d\n\nreplica_id\x18\x04 \x01(\tR\treplicaId\"\x7f\n\x08Unserved\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x18.stepwell.v1.HandlerKindR\x04kind\x12\x12\n\x04name\x18\x02 \x01(\tR\x04name\x12\x31\n\x06\x64ue_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x05\x64ueAt2\xfc\x01\n\x11\x44ispatcherService\x12O\n\nWakeStream\x12\x1e.stepwell.v1.WakeStreamRequest\x1a\x1f.stepwell.v1.WakeStreamResponse0\x01\x12P\n\x0bGetNextWake\x12\x1f.stepwell.v1.GetNextWakeRequest\x1a .stepwell.v1.GetNextWakeResponse\x12\x44\n\x07Process\x12\x1b.stepwell.v1.ProcessRequest\x1a\x1c.stepwell.v1.ProcessResponseB-\n\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,24 +35,24 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stepwell.v1.dispatchers_pb2
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\016io.stepwell.v1P\001Z\031stepwell.io/go/stepwellv1'
-  _globals['_WAKESTREAMREQUEST']._serialized_start=138
-  _globals['_WAKESTREAMREQUEST']._serialized_end=236
-  _globals['_WAKESTREAMRESPONSE']._serialized_start=239
-  _globals['_WAKESTREAMRESPONSE']._serialized_end=385
-  _globals['_GETNEXTWAKEREQUEST']._serialized_start=387
-  _globals['_GETNEXTWAKEREQUEST']._serialized_end=486
-  _globals['_GETNEXTWAKERESPONSE']._serialized_start=488
-  _globals['_GETNEXTWAKERESPONSE']._serialized_end=607
-  _globals['_PROCESSREQUEST']._serialized_start=610
-  _globals['_PROCESSREQUEST']._serialized_end=810
-  _globals['_PROCESSRESPONSE']._serialized_start=813
-  _globals['_PROCESSRESPONSE']._serialized_end=989
-  _globals['_WAKEFILTER']._serialized_start=991
-  _globals['_WAKEFILTER']._serialized_end=1073
-  _globals['_NEXTWAKE']._serialized_start=1076
-  _globals['_NEXTWAKE']._serialized_end=1245
-  _globals['_UNSERVED']._serialized_start=1247
-  _globals['_UNSERVED']._serialized_end=1374
-  _globals['_DISPATCHERSERVICE']._serialized_start=1377
-  _globals['_DISPATCHERSERVICE']._serialized_end=1629
+  _globals['_WAKESTREAMREQUEST']._serialized_start=137
+  _globals['_WAKESTREAMREQUEST']._serialized_end=235
+  _globals['_WAKESTREAMRESPONSE']._serialized_start=238
+  _globals['_WAKESTREAMRESPONSE']._serialized_end=384
+  _globals['_GETNEXTWAKEREQUEST']._serialized_start=386
+  _globals['_GETNEXTWAKEREQUEST']._serialized_end=485
+  _globals['_GETNEXTWAKERESPONSE']._serialized_start=487
+  _globals['_GETNEXTWAKERESPONSE']._serialized_end=606
+  _globals['_PROCESSREQUEST']._serialized_start=609
+  _globals['_PROCESSREQUEST']._serialized_end=809
+  _globals['_PROCESSRESPONSE']._serialized_start=812
+  _globals['_PROCESSRESPONSE']._serialized_end=988
+  _globals['_WAKEFILTER']._serialized_start=990
+  _globals['_WAKEFILTER']._serialized_end=1072
+  _globals['_NEXTWAKE']._serialized_start=1075
+  _globals['_NEXTWAKE']._serialized_end=1244
+  _globals['_UNSERVED']._serialized_start=1246
+  _globals['_UNSERVED']._serialized_end=1373
+  _globals['_DISPATCHERSERVICE']._serialized_start=1376
+  _globals['_DISPATCHERSERVICE']._serialized_end=1628
 # @@protoc_insertion_point(module_scope)

@@ -9,7 +9,7 @@ from google.protobuf import duration_pb2 as _duration_pb2
 from google.protobuf import message as _message
 from google.protobuf import timestamp_pb2 as _timestamp_pb2
 from google.protobuf.internal import containers as _containers
-from stepwell.v1 import workers_pb2 as _workers_pb2
+from stepwell.v1 import frames_pb2 as _frames_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -230,7 +230,7 @@ class WakeFilter(_message.Message):
     KINDS_FIELD_NUMBER: _builtins.int
     NAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
-    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_workers_pb2.HandlerKind.ValueType]:
+    def kinds(self) -> _containers.RepeatedScalarFieldContainer[_frames_pb2.HandlerKind.ValueType]:
         """Kinds of handlers. None: all."""
 
     @_builtins.property
@@ -240,7 +240,7 @@ class WakeFilter(_message.Message):
     def __init__(
         self,
         *,
-        kinds: _abc.Iterable[_workers_pb2.HandlerKind.ValueType] | None = ...,
+        kinds: _abc.Iterable[_frames_pb2.HandlerKind.ValueType] | None = ...,
         names: _abc.Iterable[_builtins.str] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
@@ -298,7 +298,7 @@ class Unserved(_message.Message):
     KIND_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
     DUE_AT_FIELD_NUMBER: _builtins.int
-    kind: _workers_pb2.HandlerKind.ValueType
+    kind: _frames_pb2.HandlerKind.ValueType
     """Kind of the handler that is missing."""
     name: _builtins.str
     """Name of the handler that is missing."""
@@ -309,7 +309,7 @@ class Unserved(_message.Message):
     def __init__(
         self,
         *,
-        kind: _workers_pb2.HandlerKind.ValueType = ...,
+        kind: _frames_pb2.HandlerKind.ValueType = ...,
         name: _builtins.str = ...,
         due_at: _timestamp_pb2.Timestamp | None = ...,
     ) -> None: ...

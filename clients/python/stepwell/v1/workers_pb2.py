@@ -24,13 +24,10 @@ _sym_db = _symbol_database.Default()
 
 from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb2
 from google.protobuf import timestamp_pb2 as google_dot_protobuf_dot_timestamp__pb2
-from stepwell.v1 import common_pb2 as stepwell_dot_v1_dot_common__pb2
-from stepwell.v1 import errors_pb2 as stepwell_dot_v1_dot_errors__pb2
-from stepwell.v1 import server_pb2 as stepwell_dot_v1_dot_server__pb2
-from stepwell.v1 import workflows_pb2 as stepwell_dot_v1_dot_workflows__pb2
+from stepwell.v1 import frames_pb2 as stepwell_dot_v1_dot_frames__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19stepwell/v1/workers.proto\x12\x0bstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18stepwell/v1/common.proto\x1a\x18stepwell/v1/errors.proto\x1a\x18stepwell/v1/server.proto\x1a\x1bstepwell/v1/workflows.proto\"B\n\x0e\x43onnectRequest\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.stepwell.v1.WorkerFrameR\x06\x66rames\"C\n\x0f\x43onnectResponse\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.stepwell.v1.ServerFrameR\x06\x66rames\"C\n\x17RegisterHandlersRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x12.stepwell.v1.HelloR\x05hello\"J\n\x18RegisterHandlersResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.stepwell.v1.WelcomeR\x07welcome\"\xf0\x01\n\x11\x43laimTasksRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x1b\n\tmax_tasks\x18\x03 \x01(\x05R\x08maxTasks\x12-\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationR\x04wait\x12\x33\n\x08handlers\x18\x05 \x03(\x0b\x32\x17.stepwell.v1.HandlerRefR\x08handlers\x12\x1d\n\nrequest_id\x18\x06 \x01(\tR\trequestId\"F\n\x12\x43laimTasksResponse\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.stepwell.v1.ServerFrameR\x06\x66rames\"}\n\x11RenewTasksRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12+\n\x05tasks\x18\x03 \x03(\x0b\x32\x15.stepwell.v1.HeldTaskR\x05tasks\"M\n\x12RenewTasksResponse\x12\x37\n\x07results\x18\x01 \x03(\x0b\x32\x1d.stepwell.v1.RenewTasksResultR\x07results\"l\n\x10RenewTasksResult\x12\x12\n\x04held\x18\x01 \x01(\x08R\x04held\x12%\n\x04stop\x18\x02 \x01(\x0e\x32\x11.stepwell.v1.StopR\x04stop\x12\x1d\n\nwake_again\x18\x03 \x01(\x08R\twakeAgain\"\x82\x01\n\x11\x43ommitTaskRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x30\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x18.stepwell.v1.WorkerFrameR\x06\x66rames\"F\n\x12\x43ommitTaskResponse\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.stepwell.v1.ServerFrameR\x06\x66rames\"n\n\x12ListWorkersRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n\tpage_size\x18\x02 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x03 \x01(\tR\tpageToken\"l\n\x13ListWorkersResponse\x12-\n\x07workers\x18\x01 \x03(\x0b\x32\x13.stepwell.v1.WorkerR\x07workers\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x99\x02\n\x06Worker\x12\x1b\n\tworker_id\x18\x01 \x01(\tR\x08workerId\x12\x10\n\x03sdk\x18\x02 \x01(\tR\x03sdk\x12\x1d\n\nreplica_id\x18\x03 \x01(\tR\treplicaId\x12=\n\x0c\x63onnected_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0b\x63onnectedAt\x12\x33\n\x08handlers\x18\x05 \x03(\x0b\x32\x17.stepwell.v1.HandlerRefR\x08handlers\x12.\n\x05tasks\x18\x06 \x03(\x0b\x32\x18.stepwell.v1.RunningTaskR\x05tasks\x12\x1d\n\ntask_count\x18\x07 \x01(\x05R\ttaskCount\"\x8d\x01\n\x0bRunningTask\x12\x31\n\x07handler\x18\x01 \x01(\x0b\x32\x17.stepwell.v1.HandlerRefR\x07handler\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key\x12\x39\n\nclaimed_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tclaimedAt\"\xa4\x06\n\x0bWorkerFrame\x12\x17\n\x07task_id\x18\x01 \x01(\x03R\x06taskId\x12\x14\n\x05\x66\x65nce\x18\x02 \x01(\x03R\x05\x66\x65nce\x12\x16\n\x06number\x18\x03 \x01(\x03R\x06number\x12+\n\x05opens\x18\x04 \x03(\x0b\x32\x15.stepwell.v1.OpenStepR\x05opens\x12*\n\x05hello\x18\n \x01(\x0b\x32\x12.stepwell.v1.HelloH\x00R\x05hello\x12-\n\x06\x63redit\x18\x0b \x01(\x0b\x32\x13.stepwell.v1.CreditH\x00R\x06\x63redit\x12\x31\n\x08task_ack\x18\x0c \x01(\x0b\x32\x14.stepwell.v1.TaskAckH\x00R\x07taskAck\x12\x34\n\tstep_done\x18\r \x01(\x0b\x32\x15.stepwell.v1.StepDoneH\x00R\x08stepDone\x12:\n\x0bstep_failed\x18\x0e \x01(\x0b\x32\x17.stepwell.v1.StepFailedH\x00R\nstepFailed\x12\'\n\x04wait\x18\x0f \x01(\x0b\x32\x11.stepwell.v1.WaitH\x00R\x04wait\x12\x30\n\x07suspend\x18\x10 \x01(\x0b\x32\x14.stepwell.v1.SuspendH\x00R\x07suspend\x12-\n\x06\x66inish\x18\x11 \x01(\x0b\x32\x13.stepwell.v1.FinishH\x00R\x06\x66inish\x12\x36\n\theartbeat\x18\x12 \x01(\x0b\x32\x16.stepwell.v1.HeartbeatH\x00R\theartbeat\x12\x37\n\nneed_state\x18\x13 \x01(\x0b\x32\x16.stepwell.v1.NeedStateH\x00R\tneedState\x12\x30\n\x07goodbye\x18\x14 \x01(\x0b\x32\x14.stepwell.v1.GoodbyeH\x00R\x07goodbye\x12:\n\x0b\x62\x65gin_steps\x18\x15 \x01(\x0b\x32\x17.stepwell.v1.BeginStepsH\x00R\nbeginSteps\x12\x30\n\x07outcome\x18\x16 \x01(\x0b\x32\x14.stepwell.v1.OutcomeH\x00R\x07outcomeB\x06\n\x04\x62ody\"\xc4\x04\n\x0bServerFrame\x12\x17\n\x07task_id\x18\x01 \x01(\x03R\x06taskId\x12\x14\n\x05\x66\x65nce\x18\x02 \x01(\x03R\x05\x66\x65nce\x12\x16\n\x06number\x18\x03 \x01(\x03R\x06number\x12\x30\n\x07welcome\x18\n \x01(\x0b\x32\x14.stepwell.v1.WelcomeH\x00R\x07welcome\x12\'\n\x04task\x18\x0b \x01(\x0b\x32\x11.stepwell.v1.TaskH\x00R\x04task\x12\x37\n\ntask_state\x18\x0c \x01(\x0b\x32\x16.stepwell.v1.TaskStateH\x00R\ttaskState\x12$\n\x03\x61\x63k\x18\r \x01(\x0b\x32\x10.stepwell.v1.AckH\x00R\x03\x61\x63k\x12*\n\x05stale\x18\x0e \x01(\x0b\x32\x12.stepwell.v1.StaleH\x00R\x05stale\x12\x33\n\x08resolved\x18\x0f \x01(\x0b\x32\x15.stepwell.v1.ResolvedH\x00R\x08resolved\x12-\n\x06\x63\x61ncel\x18\x10 \x01(\x0b\x32\x13.stepwell.v1.CancelH\x00R\x06\x63\x61ncel\x12*\n\x05\x64rain\x18\x11 \x01(\x0b\x32\x12.stepwell.v1.DrainH\x00R\x05\x64rain\x12<\n\theartbeat\x18\x12 \x01(\x0b\x32\x1c.stepwell.v1.ServerHeartbeatH\x00R\theartbeat\x12\x32\n\x07refused\x18\x13 \x01(\x0b\x32\x16.stepwell.v1.ItemErrorH\x00R\x07refusedB\x06\n\x04\x62ody\"\xfb\x01\n\x05Hello\x12\x1b\n\tworker_id\x18\x01 \x01(\tR\x08workerId\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x10\n\x03sdk\x18\x03 \x01(\tR\x03sdk\x12)\n\x10protocol_version\x18\x04 \x01(\x05R\x0fprotocolVersion\x12\x1c\n\tnamespace\x18\x05 \x01(\tR\tnamespace\x12\x30\n\x08handlers\x18\x06 \x03(\x0b\x32\x14.stepwell.v1.HandlerR\x08handlers\x12)\n\x04held\x18\x07 \x03(\x0b\x32\x15.stepwell.v1.HeldTaskR\x04held\"\xcb\x01\n\x07Handler\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x18.stepwell.v1.HandlerKindR\x04kind\x12\x12\n\x04name\x18\x02 \x01(\tR\x04name\x12=\n\x08workflow\x18\n \x01(\x0b\x32\x1f.stepwell.v1.WorkflowDefinitionH\x00R\x08workflow\x12\x31\n\x04hook\x18\x0b \x01(\x0b\x32\x1b.stepwell.v1.HookDefinitionH\x00R\x04hookB\x0c\n\ndefinition\"6\n\x12WorkflowDefinition\x12 \n\x0b\x64\x65scription\x18\x01 \x01(\tR\x0b\x64\x65scription\"2\n\x0eHookDefinition\x12 \n\x0b\x64\x65scription\x18\x01 \x01(\tR\x0b\x64\x65scription\"N\n\nHandlerRef\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x18.stepwell.v1.HandlerKindR\x04kind\x12\x12\n\x04name\x18\x02 \x01(\tR\x04name\"9\n\x08HeldTask\x12\x17\n\x07task_id\x18\x01 \x01(\x03R\x06taskId\x12\x14\n\x05\x66\x65nce\x18\x02 \x01(\x03R\x05\x66\x65nce\"*\n\x06\x43redit\x12\x14\n\x05tasks\x18\x02 \x01(\x05R\x05tasksJ\x04\x08\x01\x10\x02R\x04kind\"\t\n\x07TaskAck\"\x7f\n\x08OpenStep\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n\x07\x61ttempt\x18\x02 \x01(\x05R\x07\x61ttempt\x12/\n\x06policy\x18\x03 \x01(\x0b\x32\x17.stepwell.v1.StepPolicyR\x06policy\x12\x14\n\x05\x62\x65gun\x18\x04 \x01(\x08R\x05\x62\x65gun\"q\n\nStepPolicy\x12.\n\x05retry\x18\x01 \x01(\x0b\x32\x18.stepwell.v1.RetryPolicyR\x05retry\x12\x33\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\"\x97\x01\n\x08StepDone\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n\x07\x61ttempt\x18\x02 \x01(\x05R\x07\x61ttempt\x12,\n\x06result\x18\x03 \x01(\x0b\x32\x14.stepwell.v1.PayloadR\x06result\x12/\n\x06policy\x18\x04 \x01(\x0b\x32\x17.stepwell.v1.StepPolicyR\x06policy\"\x9b\x01\n\nStepFailed\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x18\n\x07\x61ttempt\x18\x02 \x01(\x05R\x07\x61ttempt\x12.\n\x07\x66\x61ilure\x18\x03 \x01(\x0b\x32\x14.stepwell.v1.FailureR\x07\x66\x61ilure\x12/\n\x06policy\x18\x04 \x01(\x0b\x32\x17.stepwell.v1.StepPolicyR\x06policy\"\xc5\x01\n\x04Wait\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12\x31\n\x05sleep\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationH\x00R\x05sleep\x12=\n\x0bsleep_until\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampH\x00R\nsleepUntil\x12.\n\x05\x65vent\x18\x04 \x01(\x0b\x32\x16.stepwell.v1.EventWaitH\x00R\x05\x65ventB\x07\n\x05until\"T\n\tEventWait\x12\x12\n\x04type\x18\x01 \x01(\tR\x04type\x12\x33\n\x07timeout\x18\x02 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\"`\n\x07Suspend\x12\x16\n\x06\x63\x61\x63hed\x18\x01 \x01(\x08R\x06\x63\x61\x63hed\x12%\n\x0eknown_revision\x18\x02 \x01(\x03R\rknownRevision\x12\x16\n\x06yields\x18\x03 \x01(\x08R\x06yields\"t\n\x06\x46inish\x12.\n\x06output\x18\x01 \x01(\x0b\x32\x14.stepwell.v1.PayloadH\x00R\x06output\x12\x30\n\x07\x66\x61ilure\x18\x02 \x01(\x0b\x32\x14.stepwell.v1.FailureH\x00R\x07\x66\x61ilureB\x08\n\x06result\"E\n\x07Outcome\x12\x30\n\x07\x66\x61ilure\x18\x01 \x01(\x0b\x32\x14.stepwell.v1.FailureH\x00R\x07\x66\x61ilureB\x08\n\x06result\"a\n\tHeartbeat\x12)\n\x04held\x18\x01 \x03(\x0b\x32\x15.stepwell.v1.HeldTaskR\x04held\x12)\n\x10heartbeat_number\x18\x02 \x01(\x03R\x0fheartbeatNumber\"\x0c\n\nBeginSteps\"#\n\tNeedState\x12\x16\n\x06offset\x18\x01 \x01(\x05R\x06offset\"\t\n\x07Goodbye\"\xc7\x05\n\x07Welcome\x12%\n\x0eserver_version\x18\x01 \x01(\tR\rserverVersion\x12)\n\x10protocol_version\x18\x02 \x01(\x05R\x0fprotocolVersion\x12\x1d\n\nreplica_id\x18\x03 \x01(\tR\treplicaId\x12\x1e\n\nconnection\x18\x04 \x01(\x03R\nconnection\x12,\n\x03now\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\x12#\n\rvirtual_clock\x18\x06 \x01(\x08R\x0cvirtualClock\x12+\n\x06limits\x18\x07 \x01(\x0b\x32\x13.stepwell.v1.LimitsR\x06limits\x12/\n\x05lease\x18\x08 \x01(\x0b\x32\x19.google.protobuf.DurationR\x05lease\x12H\n\x12heartbeat_interval\x18\t \x01(\x0b\x32\x19.google.protobuf.DurationR\x11heartbeatInterval\x12\x38\n\nack_window\x18\n \x01(\x0b\x32\x19.google.protobuf.DurationR\tackWindow\x12\x42\n\x0freconnect_grace\x18\x0b \x01(\x0b\x32\x19.google.protobuf.DurationR\x0ereconnectGrace\x12\x1d\n\nmax_credit\x18\x0c \x01(\x05R\tmaxCredit\x12)\n\x04held\x18\r \x03(\x0b\x32\x15.stepwell.v1.HeldTaskR\x04held\x12G\n\x13\x64\x65\x66\x61ult_step_policy\x18\x0e \x01(\x0b\x32\x17.stepwell.v1.StepPolicyR\x11\x64\x65\x66\x61ultStepPolicy\x12\x1f\n\x0b\x64\x61tabase_id\x18\x0f \x01(\tR\ndatabaseId\"\xdb\x02\n\x04Task\x12\x31\n\x07handler\x18\x01 \x01(\x0b\x32\x17.stepwell.v1.HandlerRefR\x07handler\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key\x12/\n\x06reason\x18\x03 \x01(\x0e\x32\x17.stepwell.v1.TaskReasonR\x06reason\x12\x32\n\x05trace\x18\x04 \x03(\x0b\x32\x1c.stepwell.v1.Task.TraceEntryR\x05trace\x12\x38\n\x08workflow\x18\n \x01(\x0b\x32\x1a.stepwell.v1.WorkflowInputH\x00R\x08workflow\x12,\n\x04hook\x18\x0b \x01(\x0b\x32\x16.stepwell.v1.HookInputH\x00R\x04hook\x1a\x38\n\nTraceEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01\x42\x07\n\x05input\"\xf7\x02\n\rWorkflowInput\x12\x1d\n\nrun_number\x18\x01 \x01(\x05R\trunNumber\x12,\n\x06params\x18\x02 \x01(\x0b\x32\x14.stepwell.v1.PayloadR\x06params\x12\x39\n\ncreated_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x1a\n\x08revision\x18\x04 \x01(\x03R\x08revision\x12\x16\n\x06\x63\x61\x63hed\x18\x05 \x01(\x08R\x06\x63\x61\x63hed\x12%\n\x0eknown_revision\x18\x06 \x01(\x03R\rknownRevision\x12,\n\x05steps\x18\x07 \x03(\x0b\x32\x16.stepwell.v1.StepStateR\x05steps\x12\x12\n\x04more\x18\x08 \x01(\x08R\x04more\x12$\n\rinterruptions\x18\t \x01(\x05R\rinterruptions\x12\x1b\n\tmax_steps\x18\n \x01(\x05R\x08maxSteps\"\xce\x02\n\tHookInput\x12.\n\x07payload\x18\x01 \x01(\x0b\x32\x14.stepwell.v1.PayloadR\x07payload\x12\x18\n\x07\x61ttempt\x18\x02 \x01(\x05R\x07\x61ttempt\x12!\n\x0cmax_attempts\x18\x03 \x01(\x05R\x0bmaxAttempts\x12\'\n\x0fidempotency_key\x18\x04 \x01(\tR\x0eidempotencyKey\x12\x39\n\ncreated_at\x18\x05 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tcreatedAt\x12\x33\n\x07timeout\x18\x06 \x01(\x0b\x32\x19.google.protobuf.DurationR\x07timeout\x12;\n\x0b\x64\x65\x61\x64line_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\ndeadlineAt\"M\n\tTaskState\x12,\n\x05steps\x18\x01 \x03(\x0b\x32\x16.stepwell.v1.StepStateR\x05steps\x12\x12\n\x04more\x18\x02 \x01(\x08R\x04more\"\xa9\x04\n\tStepState\x12\x12\n\x04name\x18\x01 \x01(\tR\x04name\x12)\n\x04type\x18\x02 \x01(\x0e\x32\x15.stepwell.v1.StepTypeR\x04type\x12/\n\x06status\x18\x03 \x01(\x0e\x32\x17.stepwell.v1.StepStatusR\x06status\x12\x1a\n\x08\x61ttempts\x18\x04 \x01(\x05R\x08\x61ttempts\x12,\n\x06result\x18\x05 \x01(\x0b\x32\x14.stepwell.v1.PayloadR\x06result\x12.\n\x07\x66\x61ilure\x18\x06 \x01(\x0b\x32\x14.stepwell.v1.FailureR\x07\x66\x61ilure\x12\x33\n\x07wake_at\x18\x07 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x06wakeAt\x12\x1d\n\nevent_type\x18\x08 \x01(\tR\teventType\x12\x35\n\x08\x65vent_at\x18\t \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x07\x65ventAt\x12!\n\x0cmax_attempts\x18\x0b \x01(\x05R\x0bmaxAttempts\x12\x37\n\x05trace\x18\x0c \x03(\x0b\x32!.stepwell.v1.StepState.TraceEntryR\x05trace\x1a\x38\n\nTraceEntry\x12\x10\n\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n\x05value\x18\x02 \x01(\tR\x05value:\x02\x38\x01J\x04\x08\n\x10\x0bR\x0b\x64\x65\x61\x64line_at\"\x99\x01\n\x03\x41\x63k\x12%\n\x04stop\x18\x01 \x01(\x0e\x32\x11.stepwell.v1.StopR\x04stop\x12\x1a\n\x08released\x18\x02 \x01(\x08R\x08released\x12\x33\n\x07wake_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x06wakeAt\x12\x1a\n\x08revision\x18\x04 \x01(\x03R\x08revision\"9\n\x05Stale\x12\x30\n\x06reason\x18\x01 \x01(\x0e\x32\x18.stepwell.v1.ErrorReasonR\x06reason\"T\n\x08Resolved\x12,\n\x05steps\x18\x01 \x03(\x0b\x32\x16.stepwell.v1.StepStateR\x05steps\x12\x1a\n\x08revision\x18\x02 \x01(\x03R\x08revision\"4\n\x06\x43\x61ncel\x12\x12\n\x04step\x18\x01 \x01(\tR\x04step\x12\x16\n\x06reason\x18\x02 \x01(\tR\x06reason\">\n\x05\x44rain\x12\x35\n\x08\x64\x65\x61\x64line\x18\x01 \x01(\x0b\x32\x19.google.protobuf.DurationR\x08\x64\x65\x61\x64line\"\x82\x01\n\x0fServerHeartbeat\x12,\n\x03now\x18\x01 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x03now\x12\x16\n\x06\x63redit\x18\x02 \x01(\x05R\x06\x63redit\x12)\n\x10heartbeat_number\x18\x03 \x01(\x03R\x0fheartbeatNumber*]\n\x0bHandlerKind\x12\x1c\n\x18HANDLER_KIND_UNSPECIFIED\x10\x00\x12\x19\n\x15HANDLER_KIND_WORKFLOW\x10\x01\x12\x15\n\x11HANDLER_KIND_HOOK\x10\x02*\x9d\x01\n\nTaskReason\x12\x1b\n\x17TASK_REASON_UNSPECIFIED\x10\x00\x12\x13\n\x0fTASK_REASON_RUN\x10\x01\x12\x16\n\x12TASK_REASON_RESUME\x10\x02\x12\x15\n\x11TASK_REASON_RETRY\x10\x03\x12\x14\n\x10TASK_REASON_WAKE\x10\x04\x12\x18\n\x14TASK_REASON_TAKEOVER\x10\x05*L\n\x04Stop\x12\x14\n\x10STOP_UNSPECIFIED\x10\x00\x12\r\n\tSTOP_NONE\x10\x01\x12\x0e\n\nSTOP_PAUSE\x10\x02\x12\x0f\n\x0bSTOP_CANCEL\x10\x03\x32\xf9\x03\n\rWorkerService\x12H\n\x07\x43onnect\x12\x1b.stepwell.v1.ConnectRequest\x1a\x1c.stepwell.v1.ConnectResponse(\x01\x30\x01\x12_\n\x10RegisterHandlers\x12$.stepwell.v1.RegisterHandlersRequest\x1a%.stepwell.v1.RegisterHandlersResponse\x12M\n\nClaimTasks\x12\x1e.stepwell.v1.ClaimTasksRequest\x1a\x1f.stepwell.v1.ClaimTasksResponse\x12M\n\nRenewTasks\x12\x1e.stepwell.v1.RenewTasksRequest\x1a\x1f.stepwell.v1.RenewTasksResponse\x12M\n\nCommitTask\x12\x1e.stepwell.v1.CommitTaskRequest\x1a\x1f.stepwell.v1.CommitTaskResponse\x12P\n\x0bListWorkers\x12\x1f.stepwell.v1.ListWorkersRequest\x1a .stepwell.v1.ListWorkersResponseB-\n\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x19stepwell/v1/workers.proto\x12\x0bstepwell.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1fgoogle/protobuf/timestamp.proto\x1a\x18stepwell/v1/frames.proto\"B\n\x0e\x43onnectRequest\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.stepwell.v1.WorkerFrameR\x06\x66rames\"C\n\x0f\x43onnectResponse\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.stepwell.v1.ServerFrameR\x06\x66rames\"C\n\x17RegisterHandlersRequest\x12(\n\x05hello\x18\x01 \x01(\x0b\x32\x12.stepwell.v1.HelloR\x05hello\"J\n\x18RegisterHandlersResponse\x12.\n\x07welcome\x18\x01 \x01(\x0b\x32\x14.stepwell.v1.WelcomeR\x07welcome\"\xf0\x01\n\x11\x43laimTasksRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x1b\n\tmax_tasks\x18\x03 \x01(\x05R\x08maxTasks\x12-\n\x04wait\x18\x04 \x01(\x0b\x32\x19.google.protobuf.DurationR\x04wait\x12\x33\n\x08handlers\x18\x05 \x03(\x0b\x32\x17.stepwell.v1.HandlerRefR\x08handlers\x12\x1d\n\nrequest_id\x18\x06 \x01(\tR\trequestId\"F\n\x12\x43laimTasksResponse\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.stepwell.v1.ServerFrameR\x06\x66rames\"}\n\x11RenewTasksRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12+\n\x05tasks\x18\x03 \x03(\x0b\x32\x15.stepwell.v1.HeldTaskR\x05tasks\"M\n\x12RenewTasksResponse\x12\x37\n\x07results\x18\x01 \x03(\x0b\x32\x1d.stepwell.v1.RenewTasksResultR\x07results\"l\n\x10RenewTasksResult\x12\x12\n\x04held\x18\x01 \x01(\x08R\x04held\x12%\n\x04stop\x18\x02 \x01(\x0e\x32\x11.stepwell.v1.StopR\x04stop\x12\x1d\n\nwake_again\x18\x03 \x01(\x08R\twakeAgain\"\x82\x01\n\x11\x43ommitTaskRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1d\n\nsession_id\x18\x02 \x01(\tR\tsessionId\x12\x30\n\x06\x66rames\x18\x03 \x03(\x0b\x32\x18.stepwell.v1.WorkerFrameR\x06\x66rames\"F\n\x12\x43ommitTaskResponse\x12\x30\n\x06\x66rames\x18\x01 \x03(\x0b\x32\x18.stepwell.v1.ServerFrameR\x06\x66rames\"n\n\x12ListWorkersRequest\x12\x1c\n\tnamespace\x18\x01 \x01(\tR\tnamespace\x12\x1b\n\tpage_size\x18\x02 \x01(\x05R\x08pageSize\x12\x1d\n\npage_token\x18\x03 \x01(\tR\tpageToken\"l\n\x13ListWorkersResponse\x12-\n\x07workers\x18\x01 \x03(\x0b\x32\x13.stepwell.v1.WorkerR\x07workers\x12&\n\x0fnext_page_token\x18\x02 \x01(\tR\rnextPageToken\"\x99\x02\n\x06Worker\x12\x1b\n\tworker_id\x18\x01 \x01(\tR\x08workerId\x12\x10\n\x03sdk\x18\x02 \x01(\tR\x03sdk\x12\x1d\n\nreplica_id\x18\x03 \x01(\tR\treplicaId\x12=\n\x0c\x63onnected_at\x18\x04 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\x0b\x63onnectedAt\x12\x33\n\x08handlers\x18\x05 \x03(\x0b\x32\x17.stepwell.v1.HandlerRefR\x08handlers\x12.\n\x05tasks\x18\x06 \x03(\x0b\x32\x18.stepwell.v1.RunningTaskR\x05tasks\x12\x1d\n\ntask_count\x18\x07 \x01(\x05R\ttaskCount\"\x8d\x01\n\x0bRunningTask\x12\x31\n\x07handler\x18\x01 \x01(\x0b\x32\x17.stepwell.v1.HandlerRefR\x07handler\x12\x10\n\x03key\x18\x02 \x01(\tR\x03key\x12\x39\n\nclaimed_at\x18\x03 \x01(\x0b\x32\x1a.google.protobuf.TimestampR\tclaimedAt2\xf9\x03\n\rWorkerService\x12H\n\x07\x43onnect\x12\x1b.stepwell.v1.ConnectRequest\x1a\x1c.stepwell.v1.ConnectResponse(\x01\x30\x01\x12_\n\x10RegisterHandlers\x12$.stepwell.v1.RegisterHandlersRequest\x1a%.stepwell.v1.RegisterHandlersResponse\x12M\n\nClaimTasks\x12\x1e.stepwell.v1.ClaimTasksRequest\x1a\x1f.stepwell.v1.ClaimTasksResponse\x12M\n\nRenewTasks\x12\x1e.stepwell.v1.RenewTasksRequest\x1a\x1f.stepwell.v1.RenewTasksResponse\x12M\n\nCommitTask\x12\x1e.stepwell.v1.CommitTaskRequest\x1a\x1f.stepwell.v1.CommitTaskResponse\x12P\n\x0bListWorkers\x12\x1f.stepwell.v1.ListWorkersRequest\x1a .stepwell.v1.ListWorkersResponseB-\n\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,120 +35,36 @@ _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'stepwell.v1.workers_pb2', _
 if not _descriptor._USE_C_DESCRIPTORS:
   _globals['DESCRIPTOR']._loaded_options = None
   _globals['DESCRIPTOR']._serialized_options = b'\n\016io.stepwell.v1P\001Z\031stepwell.io/go/stepwellv1'
-  _globals['_TASK_TRACEENTRY']._loaded_options = None
-  _globals['_TASK_TRACEENTRY']._serialized_options = b'8\001'
-  _globals['_STEPSTATE_TRACEENTRY']._loaded_options = None
-  _globals['_STEPSTATE_TRACEENTRY']._serialized_options = b'8\001'
-  _globals['_HANDLERKIND']._serialized_start=8390
-  _globals['_HANDLERKIND']._serialized_end=8483
-  _globals['_TASKREASON']._serialized_start=8486
-  _globals['_TASKREASON']._serialized_end=8643
-  _globals['_STOP']._serialized_start=8645
-  _globals['_STOP']._serialized_end=8721
-  _globals['_CONNECTREQUEST']._serialized_start=214
-  _globals['_CONNECTREQUEST']._serialized_end=280
-  _globals['_CONNECTRESPONSE']._serialized_start=282
-  _globals['_CONNECTRESPONSE']._serialized_end=349
-  _globals['_REGISTERHANDLERSREQUEST']._serialized_start=351
-  _globals['_REGISTERHANDLERSREQUEST']._serialized_end=418
-  _globals['_REGISTERHANDLERSRESPONSE']._serialized_start=420
-  _globals['_REGISTERHANDLERSRESPONSE']._serialized_end=494
-  _globals['_CLAIMTASKSREQUEST']._serialized_start=497
-  _globals['_CLAIMTASKSREQUEST']._serialized_end=737
-  _globals['_CLAIMTASKSRESPONSE']._serialized_start=739
-  _globals['_CLAIMTASKSRESPONSE']._serialized_end=809
-  _globals['_RENEWTASKSREQUEST']._serialized_start=811
-  _globals['_RENEWTASKSREQUEST']._serialized_end=936
-  _globals['_RENEWTASKSRESPONSE']._serialized_start=938
-  _globals['_RENEWTASKSRESPONSE']._serialized_end=1015
-  _globals['_RENEWTASKSRESULT']._serialized_start=1017
-  _globals['_RENEWTASKSRESULT']._serialized_end=1125
-  _globals['_COMMITTASKREQUEST']._serialized_start=1128
-  _globals['_COMMITTASKREQUEST']._serialized_end=1258
-  _globals['_COMMITTASKRESPONSE']._serialized_start=1260
-  _globals['_COMMITTASKRESPONSE']._serialized_end=1330
-  _globals['_LISTWORKERSREQUEST']._serialized_start=1332
-  _globals['_LISTWORKERSREQUEST']._serialized_end=1442
-  _globals['_LISTWORKERSRESPONSE']._serialized_start=1444
-  _globals['_LISTWORKERSRESPONSE']._serialized_end=1552
-  _globals['_WORKER']._serialized_start=1555
-  _globals['_WORKER']._serialized_end=1836
-  _globals['_RUNNINGTASK']._serialized_start=1839
-  _globals['_RUNNINGTASK']._serialized_end=1980
-  _globals['_WORKERFRAME']._serialized_start=1983
-  _globals['_WORKERFRAME']._serialized_end=2787
-  _globals['_SERVERFRAME']._serialized_start=2790
-  _globals['_SERVERFRAME']._serialized_end=3370
-  _globals['_HELLO']._serialized_start=3373
-  _globals['_HELLO']._serialized_end=3624
-  _globals['_HANDLER']._serialized_start=3627
-  _globals['_HANDLER']._serialized_end=3830
-  _globals['_WORKFLOWDEFINITION']._serialized_start=3832
-  _globals['_WORKFLOWDEFINITION']._serialized_end=3886
-  _globals['_HOOKDEFINITION']._serialized_start=3888
-  _globals['_HOOKDEFINITION']._serialized_end=3938
-  _globals['_HANDLERREF']._serialized_start=3940
-  _globals['_HANDLERREF']._serialized_end=4018
-  _globals['_HELDTASK']._serialized_start=4020
-  _globals['_HELDTASK']._serialized_end=4077
-  _globals['_CREDIT']._serialized_start=4079
-  _globals['_CREDIT']._serialized_end=4121
-  _globals['_TASKACK']._serialized_start=4123
-  _globals['_TASKACK']._serialized_end=4132
-  _globals['_OPENSTEP']._serialized_start=4134
-  _globals['_OPENSTEP']._serialized_end=4261
-  _globals['_STEPPOLICY']._serialized_start=4263
-  _globals['_STEPPOLICY']._serialized_end=4376
-  _globals['_STEPDONE']._serialized_start=4379
-  _globals['_STEPDONE']._serialized_end=4530
-  _globals['_STEPFAILED']._serialized_start=4533
-  _globals['_STEPFAILED']._serialized_end=4688
-  _globals['_WAIT']._serialized_start=4691
-  _globals['_WAIT']._serialized_end=4888
-  _globals['_EVENTWAIT']._serialized_start=4890
-  _globals['_EVENTWAIT']._serialized_end=4974
-  _globals['_SUSPEND']._serialized_start=4976
-  _globals['_SUSPEND']._serialized_end=5072
-  _globals['_FINISH']._serialized_start=5074
-  _globals['_FINISH']._serialized_end=5190
-  _globals['_OUTCOME']._serialized_start=5192
-  _globals['_OUTCOME']._serialized_end=5261
-  _globals['_HEARTBEAT']._serialized_start=5263
-  _globals['_HEARTBEAT']._serialized_end=5360
-  _globals['_BEGINSTEPS']._serialized_start=5362
-  _globals['_BEGINSTEPS']._serialized_end=5374
-  _globals['_NEEDSTATE']._serialized_start=5376
-  _globals['_NEEDSTATE']._serialized_end=5411
-  _globals['_GOODBYE']._serialized_start=5413
-  _globals['_GOODBYE']._serialized_end=5422
-  _globals['_WELCOME']._serialized_start=5425
-  _globals['_WELCOME']._serialized_end=6136
-  _globals['_TASK']._serialized_start=6139
-  _globals['_TASK']._serialized_end=6486
-  _globals['_TASK_TRACEENTRY']._serialized_start=6421
-  _globals['_TASK_TRACEENTRY']._serialized_end=6477
-  _globals['_WORKFLOWINPUT']._serialized_start=6489
-  _globals['_WORKFLOWINPUT']._serialized_end=6864
-  _globals['_HOOKINPUT']._serialized_start=6867
-  _globals['_HOOKINPUT']._serialized_end=7201
-  _globals['_TASKSTATE']._serialized_start=7203
-  _globals['_TASKSTATE']._serialized_end=7280
-  _globals['_STEPSTATE']._serialized_start=7283
-  _globals['_STEPSTATE']._serialized_end=7836
-  _globals['_STEPSTATE_TRACEENTRY']._serialized_start=6421
-  _globals['_STEPSTATE_TRACEENTRY']._serialized_end=6477
-  _globals['_ACK']._serialized_start=7839
-  _globals['_ACK']._serialized_end=7992
-  _globals['_STALE']._serialized_start=7994
-  _globals['_STALE']._serialized_end=8051
-  _globals['_RESOLVED']._serialized_start=8053
-  _globals['_RESOLVED']._serialized_end=8137
-  _globals['_CANCEL']._serialized_start=8139
-  _globals['_CANCEL']._serialized_end=8191
-  _globals['_DRAIN']._serialized_start=8193
-  _globals['_DRAIN']._serialized_end=8255
-  _globals['_SERVERHEARTBEAT']._serialized_start=8258
-  _globals['_SERVERHEARTBEAT']._serialized_end=8388
-  _globals['_WORKERSERVICE']._serialized_start=8724
-  _globals['_WORKERSERVICE']._serialized_end=9229
+  _globals['_CONNECTREQUEST']._serialized_start=133
+  _globals['_CONNECTREQUEST']._serialized_end=199
+  _globals['_CONNECTRESPONSE']._serialized_start=201
+  _globals['_CONNECTRESPONSE']._serialized_end=268
+  _globals['_REGISTERHANDLERSREQUEST']._serialized_start=270
+  _globals['_REGISTERHANDLERSREQUEST']._serialized_end=337
+  _globals['_REGISTERHANDLERSRESPONSE']._serialized_start=339
+  _globals['_REGISTERHANDLERSRESPONSE']._serialized_end=413
+  _globals['_CLAIMTASKSREQUEST']._serialized_start=416
+  _globals['_CLAIMTASKSREQUEST']._serialized_end=656
+  _globals['_CLAIMTASKSRESPONSE']._serialized_start=658
+  _globals['_CLAIMTASKSRESPONSE']._serialized_end=728
+  _globals['_RENEWTASKSREQUEST']._serialized_start=730
+  _globals['_RENEWTASKSREQUEST']._serialized_end=855
+  _globals['_RENEWTASKSRESPONSE']._serialized_start=857
+  _globals['_RENEWTASKSRESPONSE']._serialized_end=934
+  _globals['_RENEWTASKSRESULT']._serialized_start=936
+  _globals['_RENEWTASKSRESULT']._serialized_end=1044
+  _globals['_COMMITTASKREQUEST']._serialized_start=1047
+  _globals['_COMMITTASKREQUEST']._serialized_end=1177
+  _globals['_COMMITTASKRESPONSE']._serialized_start=1179
+  _globals['_COMMITTASKRESPONSE']._serialized_end=1249
+  _globals['_LISTWORKERSREQUEST']._serialized_start=1251
+  _globals['_LISTWORKERSREQUEST']._serialized_end=1361
+  _globals['_LISTWORKERSRESPONSE']._serialized_start=1363
+  _globals['_LISTWORKERSRESPONSE']._serialized_end=1471
+  _globals['_WORKER']._serialized_start=1474
+  _globals['_WORKER']._serialized_end=1755
+  _globals['_RUNNINGTASK']._serialized_start=1758
+  _globals['_RUNNINGTASK']._serialized_end=1899
+  _globals['_WORKERSERVICE']._serialized_start=1902
+  _globals['_WORKERSERVICE']._serialized_end=2407
 # @@protoc_insertion_point(module_scope)

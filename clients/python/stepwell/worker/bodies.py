@@ -9,7 +9,7 @@ from stepwell.errors import PayloadInvalid, StepMaxAttemptsExceeded, StepResultI
 from stepwell.handlers import Outcome
 from stepwell.logs import WARNING, log
 from stepwell.request_ids import RequestIds
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.function import WorkflowFunction
 from stepwell.worker.host import Host, Phase
 from stepwell.worker.outgoing import Reports

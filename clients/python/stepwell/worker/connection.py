@@ -15,7 +15,8 @@ from stepwell.clocks import Timer
 from stepwell.errors import CallFailed, failure_of
 from stepwell.logs import ERROR, INFO, WARNING, log
 from stepwell.packing import packed
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
+from stepwell.v1 import workers_pb2
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell.worker.dialogue import Dialogue
 
@@ -119,7 +120,7 @@ class Connection:
         ended = CallFailed(grpc.StatusCode.UNAVAILABLE, "the server ended the stream")
         return None if self._is_leaving or self._is_drained else ended
 
-    def _receive(self, message: pb.ConnectResponse) -> bool:
+    def _receive(self, message: workers_pb2.ConnectResponse) -> bool:
         """Take in a message. False: the server must hear another Hello at once."""
         goes_on = True
         for frame in message.frames:
@@ -141,21 +142,21 @@ class Connection:
     async def _write(self, call: Any) -> None:
         try:
             self._dialogue.greets()
-            await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=self._hello())]))
+            await call.write(workers_pb2.ConnectRequest(frames=[pb.WorkerFrame(hello=self._hello())]))
             while not self._is_leaving and not self._is_drained:
                 await self._has_news.wait()
                 self._has_news.clear()
                 await self._write_ready(call)
             await self._write_ready(call)  # which may have come during the last write
             if self._is_leaving:
-                await call.write(pb.ConnectRequest(frames=[pb.WorkerFrame(goodbye=pb.Goodbye())]))
+                await call.write(workers_pb2.ConnectRequest(frames=[pb.WorkerFrame(goodbye=pb.Goodbye())]))
             await call.done_writing()
         except (aio.AioRpcError, asyncio.InvalidStateError, aio.UsageError):
             return  # the stream has ended: the reader learns why
 
     async def _write_ready(self, call: Any) -> None:
         for frames in in_messages(self._dialogue.take_frames()):
-            await call.write(pb.ConnectRequest(frames=frames))
+            await call.write(workers_pb2.ConnectRequest(frames=frames))
         self._dialogue.written()
 
     def _next_tick(self) -> None:

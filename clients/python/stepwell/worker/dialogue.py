@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from stepwell.errors import reason_name
 from stepwell.logs import WARNING, log
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.held_work import HeldWork
 from stepwell.worker.lease import Lease
 from stepwell.worker.server_terms import origin_of, terms_of

@@ -13,7 +13,7 @@ from stepwell.durations import to_datetime
 from stepwell.errors import PayloadInvalid, to_failure
 from stepwell.handlers import Outcome
 from stepwell.logs import WARNING, log
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.common_pb2 import Failure
 from stepwell.v1.server_pb2 import Limits
 from stepwell.worker import strays

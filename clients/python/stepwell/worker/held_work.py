@@ -9,7 +9,7 @@ from weakref import WeakSet
 from stepwell.apps import App
 from stepwell.clocks import Clock
 from stepwell.logs import WARNING, log
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker import strays
 from stepwell.worker.cache import Cache
 from stepwell.worker.host import StatefulWork, Work

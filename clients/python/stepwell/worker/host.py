@@ -8,7 +8,7 @@ from enum import Enum, auto
 from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from stepwell.kinds import Kind
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.executions import Surroundings
 from stepwell.worker.loop_turns import Turns
 from stepwell.worker.outgoing import Reports

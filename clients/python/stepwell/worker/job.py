@@ -15,7 +15,7 @@ from stepwell.handlers import JobCall, Outcome
 from stepwell.kinds import Definition, kind_name
 from stepwell.logs import WARNING, log
 from stepwell.request_ids import RequestIds
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.executions import Execution
 from stepwell.worker.host import Host, Work
 from stepwell.worker.outgoing import Reports

@@ -6,7 +6,7 @@ from typing import Any, Protocol
 
 from stepwell.errors import reason_name
 from stepwell.logs import ERROR, INFO, log
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.errors_pb2 import ItemError
 from stepwell.worker.host import Host, StatefulWork, Work
 from stepwell.worker.outgoing import Reports

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 
 from stepwell.handlers import Outcome
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.worker import step_records as records
 from stepwell.worker.bodies import Bodies

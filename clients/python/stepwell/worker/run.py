@@ -22,7 +22,7 @@ from typing import Any
 
 from stepwell.handlers import Outcome
 from stepwell.logs import WARNING, log
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1.common_pb2 import Failure
 from stepwell.worker.function import WorkflowFunction, finish_of
 from stepwell.worker.host import Host, Memory, Phase, StatefulWork, Work

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.host import Host, Phase
 from stepwell.worker.open_steps import OpenSteps
 from stepwell.worker.outgoing import Reports

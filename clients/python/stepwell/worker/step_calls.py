@@ -19,7 +19,7 @@ from stepwell.errors import (
 )
 from stepwell.handlers import Body, Outcome
 from stepwell.request_ids import RequestIds
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Payload
 from stepwell.worker.executions import Execution, Surroundings

@@ -8,7 +8,7 @@ from contextvars import copy_context
 
 from stepwell.errors import DuplicateStepKey
 from stepwell.handlers import Body, Outcome
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.worker import step_records as records
 from stepwell.worker.function import WorkflowFunction

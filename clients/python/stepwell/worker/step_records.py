@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from stepwell.errors import InvalidStepName, MaxStepsExceeded, StepTypeMismatch, from_failure
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.v1 import workflows_pb2 as states
 from stepwell.v1.common_pb2 import Failure, Payload
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from stepwell.kinds import Kind
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.worker.host import Work
 from stepwell.worker.job import Job
 from stepwell.worker.run import Run

@@ -17,7 +17,7 @@ from stepwell.client.client import Client
 from stepwell.clocks import Clock, LoopClock, sleep
 from stepwell.durations import DurationLike, to_seconds
 from stepwell.hooks.definition import HookDefinition
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.version import __version__
 from stepwell.worker.connection import Connection
 from stepwell.worker.dialogue import Dialogue

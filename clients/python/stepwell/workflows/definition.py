@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args, get_ori
 
 from stepwell.kinds import Kind
 from stepwell.signatures import concrete, first_line, hints_of, is_async
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 from stepwell.workflows.handle import Workflow, WorkflowCaller
 from stepwell.workflows.steps import WorkflowStep
 

@@ -14,7 +14,7 @@ from stepwell.durations import DurationLike, InstantLike, to_datetime, to_durati
 from stepwell.handlers import Body
 from stepwell.payloads import from_payload
 from stepwell.retry import Retry, to_retry
-from stepwell.v1 import workers_pb2 as pb
+from stepwell.v1 import frames_pb2 as pb
 
 T = TypeVar("T")
 Params = ParamSpec("Params")

@@ -10,7 +10,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from stepwell.v1 import workers_pb2
+from stepwell.v1 import frames_pb2, workers_pb2
 from stepwell_server.api.edge import validate
 from stepwell_server.api.wire import common as convert
 from stepwell_server.api.wire import hooks, workflows
@@ -33,18 +33,18 @@ FRAME_COST = 100
 OPENING_COST = 100
 """A frame and each body that it begins cost as much to read as so many characters of JSON."""
 
-_KINDS = {kind: workers_pb2.HandlerKind.Value(f"HANDLER_KIND_{kind.name}") for kind in TaskKind}
+_KINDS = {kind: frames_pb2.HandlerKind.Value(f"HANDLER_KIND_{kind.name}") for kind in TaskKind}
 _FROM_KINDS = {number: kind for kind, number in _KINDS.items()}
 _STOPS = {
-    Stop.NONE: workers_pb2.STOP_NONE,
-    Stop.PAUSE: workers_pb2.STOP_PAUSE,
+    Stop.NONE: frames_pb2.STOP_NONE,
+    Stop.PAUSE: frames_pb2.STOP_PAUSE,
 }
 _REASONS = {
-    Reason.RUN: workers_pb2.TASK_REASON_RUN,
-    Reason.RESUME: workers_pb2.TASK_REASON_RESUME,
-    Reason.RETRY: workers_pb2.TASK_REASON_RETRY,
-    Reason.WAKE: workers_pb2.TASK_REASON_WAKE,
-    Reason.TAKEOVER: workers_pb2.TASK_REASON_TAKEOVER,
+    Reason.RUN: frames_pb2.TASK_REASON_RUN,
+    Reason.RESUME: frames_pb2.TASK_REASON_RESUME,
+    Reason.RETRY: frames_pb2.TASK_REASON_RETRY,
+    Reason.WAKE: frames_pb2.TASK_REASON_WAKE,
+    Reason.TAKEOVER: frames_pb2.TASK_REASON_TAKEOVER,
 }
 
 _TASKS: Mapping[type, Callable[[Assignment, Any], Iterator[Message]]] = {
@@ -56,7 +56,7 @@ _NEWS = (workflows.news_to_pb,)
 """How news of a task is written, besides the answers to frames."""
 
 
-async def _outcome(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
+async def _outcome(frame: frames_pb2.WorkerFrame, reader: Reader) -> Body:
     has_failed = frame.outcome.HasField("failure")
     return Outcome(convert.failure_from_pb(frame.outcome.failure) if has_failed else None)
 
@@ -70,7 +70,7 @@ NUMBERED = frozenset(_BODIES)
 # ---- from the worker
 
 
-def hello_from_pb(hello: workers_pb2.Hello, principal: str) -> Hello:
+def hello_from_pb(hello: frames_pb2.Hello, principal: str) -> Hello:
     """How a worker of that principal introduces itself."""
     namespace = convert.namespace_from_pb(hello.namespace)
     return Hello(
@@ -84,25 +84,25 @@ def hello_from_pb(hello: workers_pb2.Hello, principal: str) -> Hello:
     )
 
 
-def _registration(namespace: str, handler: workers_pb2.Handler) -> Registration:
+def _registration(namespace: str, handler: frames_pb2.Handler) -> Registration:
     named = handler.WhichOneof("definition")
     declared = {} if named is None else {"description": getattr(handler, named).description}
     return Registration(handler_from_pb(namespace, handler), declared)
 
 
-def handler_from_pb(namespace: str, handler: workers_pb2.Handler | workers_pb2.HandlerRef) -> Handler:
+def handler_from_pb(namespace: str, handler: frames_pb2.Handler | frames_pb2.HandlerRef) -> Handler:
     """The handler that work is addressed to."""
     return Handler(namespace, kind_from_pb(handler.kind), handler.name)
 
 
-def kind_from_pb(kind: workers_pb2.HandlerKind.ValueType) -> TaskKind:
+def kind_from_pb(kind: frames_pb2.HandlerKind.ValueType) -> TaskKind:
     """Convert the kind of a handler."""
     if kind not in _FROM_KINDS:
         raise InvalidField("kind is not set: name the kind of the handler", field="kind")
     return _FROM_KINDS[kind]
 
 
-def held_from_pb(held: workers_pb2.HeldTask) -> Held:
+def held_from_pb(held: frames_pb2.HeldTask) -> Held:
     """A lease, as its holder names it."""
     return Held(held.task_id, held.fence)
 
@@ -114,7 +114,7 @@ class FrameReader:
         self._reader = Reader(limits, default, turns)
         self._turns = turns
 
-    async def read(self, frame: workers_pb2.WorkerFrame) -> Frame:
+    async def read(self, frame: frames_pb2.WorkerFrame) -> Frame:
         """Read a frame. A frame that breaks a rule is rejected under its number."""
         if frame.number < 1:
             raise InvalidField("frames about a task count from 1", field="number")
@@ -127,12 +127,12 @@ class FrameReader:
             return Frame(frame.number, Rejected(refusal))
         return read
 
-    async def check(self, frame: workers_pb2.WorkerFrame) -> None:
+    async def check(self, frame: frames_pb2.WorkerFrame) -> None:
         """Refuse a frame with a value that cannot be, whatever it is about."""
         await self._turns.spend(FRAME_COST)
         await self._turns.work(validate.standard.parts(frame))
 
-    async def _openings(self, frame: workers_pb2.WorkerFrame) -> AsyncIterator[Opening]:
+    async def _openings(self, frame: frames_pb2.WorkerFrame) -> AsyncIterator[Opening]:
         for opening in frame.opens:
             yield Opening(opening.name, opening.attempt, self._reader.policy(opening.policy), opening.begun)
             await self._turns.spend(OPENING_COST)
@@ -141,41 +141,41 @@ class FrameReader:
 # ---- to the worker
 
 
-def policy_to_pb(policy: StepPolicy) -> workers_pb2.StepPolicy:
+def policy_to_pb(policy: StepPolicy) -> frames_pb2.StepPolicy:
     """How a step is executed."""
-    return workers_pb2.StepPolicy(
+    return frames_pb2.StepPolicy(
         retry=convert.retry_to_pb(policy.retry), timeout=convert.duration_to_pb(policy.timeout)
     )
 
 
-def assignment_to_pb(assignment: Assignment) -> Iterator[workers_pb2.ServerFrame]:
+def assignment_to_pb(assignment: Assignment) -> Iterator[frames_pb2.ServerFrame]:
     """A task and as much of its input as fits into one message, then the rest of it."""
     task = assignment.task
     for body in _TASKS[type(assignment.input)](assignment, assignment.input):
-        if isinstance(body, workers_pb2.Task):
+        if isinstance(body, frames_pb2.Task):
             body.handler.CopyFrom(handler_to_pb(task.handler))
             body.key, body.reason = task.key, _REASONS[task.reason]
-            yield workers_pb2.ServerFrame(task_id=task.id, fence=task.fence, task=body)
-        elif isinstance(body, workers_pb2.TaskState):
-            yield workers_pb2.ServerFrame(task_id=task.id, fence=task.fence, task_state=body)
+            yield frames_pb2.ServerFrame(task_id=task.id, fence=task.fence, task=body)
+        elif isinstance(body, frames_pb2.TaskState):
+            yield frames_pb2.ServerFrame(task_id=task.id, fence=task.fence, task_state=body)
 
 
-def news_to_pb(held: Held, news: News) -> Iterator[workers_pb2.ServerFrame]:
+def news_to_pb(held: Held, news: News) -> Iterator[frames_pb2.ServerFrame]:
     """Write the news of a task for its worker: one frame per fact."""
     for answer in news.answers:
         yield _answer_to_pb(held, answer)
     for write in _NEWS:
         for body in write(news):
-            frame = workers_pb2.ServerFrame(task_id=held.task_id, fence=held.fence)
-            getattr(frame, "cancel" if isinstance(body, workers_pb2.Cancel) else "resolved").CopyFrom(body)
+            frame = frames_pb2.ServerFrame(task_id=held.task_id, fence=held.fence)
+            getattr(frame, "cancel" if isinstance(body, frames_pb2.Cancel) else "resolved").CopyFrom(body)
             yield frame
     if news.stale is not None:
-        stale = workers_pb2.Stale(reason=convert.reason_to_pb(news.stale))
-        yield workers_pb2.ServerFrame(task_id=held.task_id, fence=held.fence, stale=stale)
+        stale = frames_pb2.Stale(reason=convert.reason_to_pb(news.stale))
+        yield frames_pb2.ServerFrame(task_id=held.task_id, fence=held.fence, stale=stale)
 
 
-def _answer_to_pb(held: Held, answer: FrameAnswer) -> workers_pb2.ServerFrame:
-    frame = workers_pb2.ServerFrame(task_id=held.task_id, fence=held.fence, number=answer.number)
+def _answer_to_pb(held: Held, answer: FrameAnswer) -> frames_pb2.ServerFrame:
+    frame = frames_pb2.ServerFrame(task_id=held.task_id, fence=held.fence, number=answer.number)
     if answer.refusal is not None:
         frame.refused.CopyFrom(convert.item_error_to_pb(answer.refusal))
         return frame
@@ -188,14 +188,14 @@ def _answer_to_pb(held: Held, answer: FrameAnswer) -> workers_pb2.ServerFrame:
     return frame
 
 
-def stop_to_pb(stop: Stop) -> workers_pb2.Stop.ValueType:
+def stop_to_pb(stop: Stop) -> frames_pb2.Stop.ValueType:
     """Convert the order to a worker."""
     return _STOPS[stop]
 
 
-def handler_to_pb(handler: Handler) -> workers_pb2.HandlerRef:
+def handler_to_pb(handler: Handler) -> frames_pb2.HandlerRef:
     """The handler that work is addressed to."""
-    return workers_pb2.HandlerRef(kind=_KINDS[handler.kind], name=handler.name)
+    return frames_pb2.HandlerRef(kind=_KINDS[handler.kind], name=handler.name)
 
 
 def worker_to_pb(view: WorkerView) -> workers_pb2.Worker:

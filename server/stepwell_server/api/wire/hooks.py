@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from stepwell.v1 import hooks_pb2, workers_pb2
+from stepwell.v1 import frames_pb2, hooks_pb2
 from stepwell_server.api.wire import common as convert
 from stepwell_server.domain.hooks.hooks import Hook, HookStatus
 from stepwell_server.domain.spine.executions import load_open
@@ -41,11 +41,11 @@ def hook_to_pb(hook: Hook, *, payload: bool = False) -> hooks_pb2.Hook:
     )
 
 
-def task_to_pb(assignment: Assignment, input: HookInput) -> Iterator[workers_pb2.Task | workers_pb2.TaskState]:
+def task_to_pb(assignment: Assignment, input: HookInput) -> Iterator[frames_pb2.Task | frames_pb2.TaskState]:
     """A hook for its worker."""
     hook = input.hook
     (opened,) = load_open(assignment.task.open_steps)
-    given = workers_pb2.HookInput(
+    given = frames_pb2.HookInput(
         payload=convert.payload_to_pb(hook.payload or EMPTY_OBJECT),
         attempt=opened.attempt,
         max_attempts=hook.retry.max_attempts or 0,
@@ -54,4 +54,4 @@ def task_to_pb(assignment: Assignment, input: HookInput) -> Iterator[workers_pb2
         timeout=convert.duration_to_pb(opened.policy.timeout),
         deadline_at=convert.timestamp_to_pb(opened.ends_at),
     )
-    yield workers_pb2.Task(hook=given, trace=hook.trace)
+    yield frames_pb2.Task(hook=given, trace=hook.trace)

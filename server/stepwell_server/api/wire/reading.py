@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from stepwell.v1 import common_pb2, workers_pb2
+from stepwell.v1 import common_pb2, frames_pb2
 from stepwell_server.api.wire import common as convert
 from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.values.payloads import Payload
@@ -30,7 +30,7 @@ class Reader:
         await self.turns.work(read.scan(field, most_bytes=limits.payload_bytes, deepest=limits.payload_depth))
         return read
 
-    def policy(self, policy: workers_pb2.StepPolicy) -> StepPolicy:
+    def policy(self, policy: frames_pb2.StepPolicy) -> StepPolicy:
         """How a step is executed, with the defaults where nothing is said."""
         default = self.default
         if not policy.HasField("retry") and not policy.HasField("timeout"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 
-from stepwell.v1 import workers_pb2, workflows_pb2
+from stepwell.v1 import frames_pb2, workflows_pb2
 from stepwell_server.api.wire import common as convert
 from stepwell_server.api.wire.reading import Reader
 from stepwell_server.domain.spine.frames import Body, News
@@ -127,19 +127,19 @@ def event_to_pb(event: Event, *, payload: bool = True) -> workflows_pb2.Event:
 # ---- what workers say
 
 
-async def _step_done(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
+async def _step_done(frame: frames_pb2.WorkerFrame, reader: Reader) -> Body:
     done = frame.step_done
     result = await reader.payload("result", done.result)
     return StepDone(done.name, done.attempt, reader.policy(done.policy), result)
 
 
-async def _step_failed(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
+async def _step_failed(frame: frames_pb2.WorkerFrame, reader: Reader) -> Body:
     failed = frame.step_failed
     failure = convert.failure_from_pb(failed.failure)
     return StepFailed(failed.name, failed.attempt, reader.policy(failed.policy), failure)
 
 
-async def _wait(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
+async def _wait(frame: frames_pb2.WorkerFrame, reader: Reader) -> Body:
     wait = frame.wait
     match wait.WhichOneof("until"):
         case "sleep":
@@ -154,11 +154,11 @@ async def _wait(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
             raise InvalidField("until is not set: set sleep, sleep_until or event", field="until")
 
 
-async def _suspend(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
+async def _suspend(frame: frames_pb2.WorkerFrame, reader: Reader) -> Body:
     return Suspend(frame.suspend.cached, frame.suspend.known_revision, frame.suspend.yields)
 
 
-async def _finish(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
+async def _finish(frame: frames_pb2.WorkerFrame, reader: Reader) -> Body:
     match frame.finish.WhichOneof("result"):
         case "output":
             return Finish(output=await reader.payload("output", frame.finish.output))
@@ -168,12 +168,12 @@ async def _finish(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
             return Finish()
 
 
-async def begins(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
+async def begins(frame: frames_pb2.WorkerFrame, reader: Reader) -> Body:
     """A frame that only begins executions, as it says nothing else."""
     return BeginSteps()
 
 
-BODIES: Mapping[str, Callable[[workers_pb2.WorkerFrame, Reader], Awaitable[Body]]] = {
+BODIES: Mapping[str, Callable[[frames_pb2.WorkerFrame, Reader], Awaitable[Body]]] = {
     "step_done": _step_done,
     "step_failed": _step_failed,
     "wait": _wait,
@@ -187,11 +187,11 @@ BODIES: Mapping[str, Callable[[workers_pb2.WorkerFrame, Reader], Awaitable[Body]
 # ---- what workers hear
 
 
-def task_to_pb(assignment: Assignment, input: RunInput) -> Iterator[workers_pb2.Task | workers_pb2.TaskState]:
+def task_to_pb(assignment: Assignment, input: RunInput) -> Iterator[frames_pb2.Task | frames_pb2.TaskState]:
     """A run and as much of its state as fits into one message, then the rest of it."""
     task, started, known = assignment.task, input.started, input.known_revision
     pages = list(_pages(input.steps, 0 if started is None else started.params.size))
-    workflow = workers_pb2.WorkflowInput(
+    workflow = frames_pb2.WorkflowInput(
         run_number=task.run_number,
         revision=task.revision,
         cached=known > 0,
@@ -205,38 +205,38 @@ def task_to_pb(assignment: Assignment, input: RunInput) -> Iterator[workers_pb2.
         workflow.created_at.CopyFrom(convert.timestamp_to_pb(started.created_at))
         if not known:
             workflow.params.CopyFrom(convert.payload_to_pb(started.params))
-    yield workers_pb2.Task(workflow=workflow, trace={} if started is None else started.trace)
+    yield frames_pb2.Task(workflow=workflow, trace={} if started is None else started.trace)
     for number, page in enumerate(pages[1:], 2):
-        yield workers_pb2.TaskState(steps=page, more=number < len(pages))
+        yield frames_pb2.TaskState(steps=page, more=number < len(pages))
 
 
-def has_state(task: workers_pb2.Task) -> bool:
+def has_state(task: frames_pb2.Task) -> bool:
     """Whether it is a task whose state comes in pages, and can be asked for."""
     return task.HasField("workflow")
 
 
-def without_state(task: workers_pb2.Task) -> None:
+def without_state(task: frames_pb2.Task) -> None:
     """Leave the state of a run out of a full message: its worker asks for it."""
     del task.workflow.steps[:]
     task.workflow.ClearField("params")
     task.workflow.more = True
 
 
-def news_to_pb(news: News) -> Iterator[workers_pb2.Cancel | workers_pb2.Resolved]:
+def news_to_pb(news: News) -> Iterator[frames_pb2.Cancel | frames_pb2.Resolved]:
     """Write the news of a run for its worker, without the answers to its frames."""
     if not isinstance(news, RunNews):
         return
     for name in news.timed_out:
-        yield workers_pb2.Cancel(step=name, reason="the execution took too long")
+        yield frames_pb2.Cancel(step=name, reason="the execution took too long")
     pages = list(_pages(news.resolved)) if news.resolved else []
     for number, page in enumerate(pages, 1):
         revision = news.revision if number == len(pages) else 0  # known only once all of it is there
-        yield workers_pb2.Resolved(steps=page, revision=revision)
+        yield frames_pb2.Resolved(steps=page, revision=revision)
 
 
-def _pages(steps: Sequence[Step], taken: int = 0) -> Iterator[list[workers_pb2.StepState]]:
+def _pages(steps: Sequence[Step], taken: int = 0) -> Iterator[list[frames_pb2.StepState]]:
     """The steps, split so that each part fits into a message, the first one beside what is taken there already."""
-    page: list[workers_pb2.StepState] = []
+    page: list[frames_pb2.StepState] = []
     size = taken
     for step in map(step_state_to_pb, steps):
         step_size = step.ByteSize()
@@ -248,9 +248,9 @@ def _pages(steps: Sequence[Step], taken: int = 0) -> Iterator[list[workers_pb2.S
     yield page
 
 
-def step_state_to_pb(step: Step) -> workers_pb2.StepState:
+def step_state_to_pb(step: Step) -> frames_pb2.StepState:
     """Convert a step for the worker of its run."""
-    state = workers_pb2.StepState(
+    state = frames_pb2.StepState(
         name=step.name,
         type=STEP_TYPES[step.type],
         status=STEP_STATUSES[step.status],

@@ -22,7 +22,7 @@ import {
 } from "@grpc/grpc-js";
 import { Duration } from "../../google/protobuf/duration.js";
 import { Timestamp } from "../../google/protobuf/timestamp.js";
-import { HandlerKind, handlerKindFromJSON, handlerKindToJSON } from "./workers.js";
+import { HandlerKind, handlerKindFromJSON, handlerKindToJSON } from "./frames.js";
 
 export const protobufPackage = "stepwell.v1";
 
