@@ -131,14 +131,6 @@ async def test_a_run_that_is_not_held_up_asks_for_nothing_again(stage: Stage) ->
     run.drop()
 
 
-async def test_a_terminated_run_is_dropped_by_its_next_ack(stage: Stage) -> None:
-    run = await stage.begin(three_steps)
-
-    await stage.ack(run, 1, stop=pb.STOP_CANCEL)
-
-    assert run.phase is Phase.DROPPED
-
-
 async def test_a_draining_worker_begins_no_further_body(stage: Stage) -> None:
     stage.is_draining = True
 

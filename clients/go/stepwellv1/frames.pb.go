@@ -156,8 +156,6 @@ const (
 	// pause was withdrawn is not told: with each Heartbeat a worker that waits like this, with nothing unanswered, names the bodies
 	// again (BeginSteps), and the Ack says whether they may begin.
 	Stop_STOP_PAUSE Stop = 2
-	// The run is over: to be treated like Stale. No server sends it yet.
-	Stop_STOP_CANCEL Stop = 3
 )
 
 // Enum value maps for Stop.
@@ -166,13 +164,11 @@ var (
 		0: "STOP_UNSPECIFIED",
 		1: "STOP_NONE",
 		2: "STOP_PAUSE",
-		3: "STOP_CANCEL",
 	}
 	Stop_value = map[string]int32{
 		"STOP_UNSPECIFIED": 0,
 		"STOP_NONE":        1,
 		"STOP_PAUSE":       2,
-		"STOP_CANCEL":      3,
 	}
 )
 
@@ -3426,13 +3422,12 @@ const file_stepwell_v1_frames_proto_rawDesc = "" +
 	"\x12TASK_REASON_RESUME\x10\x02\x12\x15\n" +
 	"\x11TASK_REASON_RETRY\x10\x03\x12\x14\n" +
 	"\x10TASK_REASON_WAKE\x10\x04\x12\x18\n" +
-	"\x14TASK_REASON_TAKEOVER\x10\x05*L\n" +
+	"\x14TASK_REASON_TAKEOVER\x10\x05*N\n" +
 	"\x04Stop\x12\x14\n" +
 	"\x10STOP_UNSPECIFIED\x10\x00\x12\r\n" +
 	"\tSTOP_NONE\x10\x01\x12\x0e\n" +
 	"\n" +
-	"STOP_PAUSE\x10\x02\x12\x0f\n" +
-	"\vSTOP_CANCEL\x10\x03B-\n" +
+	"STOP_PAUSE\x10\x02\"\x04\b\x03\x10\x03*\vSTOP_CANCELB-\n" +
 	"\x0eio.stepwell.v1P\x01Z\x19stepwell.io/go/stepwellv1b\x06proto3"
 
 var (

@@ -101,8 +101,6 @@ class _StopEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Stop.ValueType],
     pause was withdrawn is not told: with each Heartbeat a worker that waits like this, with nothing unanswered, names the bodies
     again (BeginSteps), and the Ack says whether they may begin.
     """
-    STOP_CANCEL: _Stop.ValueType  # 3
-    """The run is over: to be treated like Stale. No server sends it yet."""
 
 class Stop(_Stop, metaclass=_StopEnumTypeWrapper):
     """Stop is what a worker must do after a frame."""
@@ -117,8 +115,6 @@ says "released". A run whose bodies have all ended and that waits to begin other
 pause was withdrawn is not told: with each Heartbeat a worker that waits like this, with nothing unanswered, names the bodies
 again (BeginSteps), and the Ack says whether they may begin.
 """
-STOP_CANCEL: Stop.ValueType  # 3
-"""The run is over: to be treated like Stale. No server sends it yet."""
 Global___Stop: _TypeAlias = Stop  # noqa: Y015
 
 @_typing.final

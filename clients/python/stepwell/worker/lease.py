@@ -82,7 +82,7 @@ class Lease:
         match frame.WhichOneof("body"):
             case "ack" if self.work is not None:
                 self.work.acked(frame.number, frame.ack)
-            case "ack" if frame.ack.released or frame.ack.stop == pb.STOP_CANCEL:
+            case "ack" if frame.ack.released:
                 self._holder.remove(self)
             case "ack":
                 self._answered(frame.number)

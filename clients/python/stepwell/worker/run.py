@@ -112,7 +112,7 @@ class Run(StatefulWork):
         self.renewed_at = max(self.renewed_at, report.sent_at)
         self._standing.revision = ack.revision or self._standing.revision
         self._standing.is_stopped = ack.stop > pb.STOP_NONE
-        if ack.stop == pb.STOP_CANCEL or (self._standing.is_stopped and ack.released):
+        if self._standing.is_stopped and ack.released:
             self.drop()
             return
         if report.error is not None:

@@ -146,8 +146,6 @@ export enum Stop {
    * again (BeginSteps), and the Ack says whether they may begin.
    */
   STOP_PAUSE = 2,
-  /** STOP_CANCEL - The run is over: to be treated like Stale. No server sends it yet. */
-  STOP_CANCEL = 3,
   UNRECOGNIZED = -1,
 }
 
@@ -162,9 +160,6 @@ export function stopFromJSON(object: any): Stop {
     case 2:
     case "STOP_PAUSE":
       return Stop.STOP_PAUSE;
-    case 3:
-    case "STOP_CANCEL":
-      return Stop.STOP_CANCEL;
     case -1:
     case "UNRECOGNIZED":
     default:
@@ -180,8 +175,6 @@ export function stopToJSON(object: Stop): string {
       return "STOP_NONE";
     case Stop.STOP_PAUSE:
       return "STOP_PAUSE";
-    case Stop.STOP_CANCEL:
-      return "STOP_CANCEL";
     case Stop.UNRECOGNIZED:
     default:
       return "UNRECOGNIZED";
