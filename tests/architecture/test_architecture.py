@@ -22,7 +22,7 @@ FLOORS = ("api", "engine", "storage", "domain")
 LONGEST_FILE = 500
 LONGEST_FUNCTION = 50
 
-SHARED_PROTOS = {"common", "errors"}
+SHARED_PROTOS = {"common", "errors", "frames"}
 EVERY_FLOOR = {"namespaces", "workflows", "hooks"}  # primitives: the same stem from the proto down to the domain
 
 PROCESS_CLOCKS = {"time.time", "time.time_ns", "datetime.now", "datetime.utcnow", "datetime.today", "date.today"}
