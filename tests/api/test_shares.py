@@ -165,6 +165,26 @@ async def test_a_message_that_only_waits_leaves_its_turn_to_others(desk: Desk) -
     assert await desk.settled() == ["flood.0", "flood.1", "flood.2"]
 
 
+async def test_a_call_that_ends_while_a_message_of_it_rests_holds_no_turn(desk: Desk) -> None:
+    """A stream's reader hears that the stream has ended only after its call is over."""
+    turns = await desk.flooded(2)
+    turn = turns["flood.0"]
+
+    async def rest() -> None:
+        with turn.rest():
+            await asyncio.Event().wait()
+
+    reader = asyncio.create_task(rest())
+    assert await desk.settled() == ["flood.0", "flood.1"]
+    reader.cancel()
+    turn.end()
+    await asyncio.wait([reader])
+
+    turns["flood.1"].end()
+    await desk.comes("calm.1", "flood.2")
+    assert "flood.2" in desk.begun
+
+
 # ---- through a server
 
 

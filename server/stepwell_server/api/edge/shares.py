@@ -46,31 +46,36 @@ class Turn:
     def __init__(self, shares: Shares | None = None, name: str = "") -> None:
         self._shares = shares
         self._name = name
-        self._holds: Shares | None = None
+        self._is_held = False
 
     async def take(self) -> None:
         """Wait until the next message may begin."""
         if self._shares is not None:
             await self._shares.take(self._name)
-            self._holds = self._shares
+            self._is_held = True
 
     def drop(self) -> None:
         """End the turn of the message, if there is one."""
-        holds, self._holds = self._holds, None
-        if holds is not None:
-            holds.drop(self._name)
+        if self._shares is not None and self._is_held:
+            self._is_held = False
+            self._shares.drop(self._name)
+
+    def end(self) -> None:
+        """The call is over. A message of it may still rest: the reader of a stream hears of the end a little later."""
+        self.drop()
+        self._shares = None
 
     @contextmanager
     def rest(self) -> Iterator[None]:
         """Leave the turn to others while the message only waits."""
-        holds = self._holds
+        was_held = self._is_held
         self.drop()
         try:
             yield
         finally:
-            if holds is not None:
-                holds.go_on(self._name)
-                self._holds = holds
+            if was_held and self._shares is not None:
+                self._shares.go_on(self._name)
+                self._is_held = True
 
 
 class Shares:
