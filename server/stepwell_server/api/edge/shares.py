@@ -95,6 +95,7 @@ class Shares:
         self._looked_at = clock()
         self._worked_by_then = worked()
         self._patience = sys.getswitchinterval()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, name: str) -> None:
         """Wait until one more message of the principal may begin. Messages begin in the order in which they came."""
@@ -105,6 +106,7 @@ class Shares:
             line.in_work += 1
             return
         line.waiting.append(turn := asyncio.get_running_loop().create_future())
+        self._look_in_a_moment()
         try:
             await turn
         except asyncio.CancelledError:
@@ -123,6 +125,18 @@ class Shares:
         self._let_in(line)
         if not line.in_work:
             del self._lines[name]
+
+    def _look_in_a_moment(self) -> None:
+        """Look at the processor while messages wait: those before them may wait for long, and no other may come."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(MOMENT, self._let_all_in)
+
+    def _let_all_in(self) -> None:
+        self._timer = None
+        for line in self._lines.values():
+            self._let_in(line)
+        if any(line.waiting for line in self._lines.values()):
+            self._look_in_a_moment()
 
     def _let_in(self, line: _Line) -> None:
         """Begin waiting messages, as far as there is room."""
