@@ -165,6 +165,35 @@ async def test_a_message_that_only_waits_leaves_its_turn_to_others(desk: Desk) -
     assert await desk.settled() == ["flood.0", "flood.1", "flood.2"]
 
 
+async def test_when_the_processor_rests_a_message_begins_although_no_other_comes_or_ends(desk: Desk) -> None:
+    """The one before it may wait for long: for a database that is away, say."""
+    await desk.flooded(2)
+
+    desk.pass_by(A_WHILE, busy=False)
+
+    await until(lambda: desk.begun == ["flood.0", "flood.1"])
+
+
+async def test_a_call_that_ends_while_a_message_of_it_rests_holds_no_turn(desk: Desk) -> None:
+    """A stream's reader hears that the stream has ended only after its call is over."""
+    turns = await desk.flooded(2)
+    turn = turns["flood.0"]
+
+    async def rest() -> None:
+        with turn.rest():
+            await asyncio.Event().wait()
+
+    reader = asyncio.create_task(rest())
+    assert await desk.settled() == ["flood.0", "flood.1"]
+    reader.cancel()
+    turn.end()
+    await asyncio.wait([reader])
+
+    turns["flood.1"].end()
+    await desk.comes("calm.1", "flood.2")
+    assert "flood.2" in desk.begun
+
+
 # ---- through a server
 
 

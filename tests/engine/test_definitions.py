@@ -9,10 +9,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pytest
-from sqlalchemy import delete, make_url, select, update
+from sqlalchemy import delete, func, make_url, select, update
 
 from stepwell_server.databases import open_database
-from stepwell_server.domain.spine.definitions import Definition
+from stepwell_server.domain.spine.definitions import MOST_DECLARED, Definition
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.values.times import HOUR
 from stepwell_server.domain.values.tuning import Tuning
@@ -425,6 +425,21 @@ async def test_what_an_older_server_wrote_of_a_session_is_read(sites: tuple[Site
 
     seen = await here.spine.db.run_tx(sessions.seen)
     assert (seen.served, seen.hosted) == ({ORDER}, {})
+
+
+async def test_a_worker_that_declares_ever_something_else_leaves_a_bounded_number(sites: tuple[Site, Site]) -> None:
+    """With the name of its pod in the description, say. The last put is kept: it is in force when they have gone."""
+    here, _ = sites
+    await here.come("old", RED)
+    await here.put(GREEN)
+    for number in range(MOST_DECLARED + 5):
+        await here.spine.db.run_tx(lambda tx, n=number: declare(tx, {ORDER: here.defined({"color": f"color {n}"})}))
+
+    count = select(func.count()).select_from(declared_table)
+    assert await here.spine.db.run_tx(lambda tx: tx.execute(count).scalar()) == MOST_DECLARED + 1
+    assert await here.color() == f"color {MOST_DECLARED + 4}"
+    await sweep(here)
+    assert await here.color() == "green"
 
 
 async def test_declarations_are_forgotten_with_their_name_and_made_anew(sites: tuple[Site, Site]) -> None:

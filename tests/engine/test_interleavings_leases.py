@@ -208,6 +208,18 @@ async def test_a_session_that_comes_back_after_a_clean_up_has_a_higher_number(en
     assert (await engine.connect(ANNA)).owner.connection == 2
 
 
+async def test_a_sweep_that_began_before_a_worker_left_does_not_bring_it_back(engine: Engine) -> None:
+    """Nobody would wake a service for its work, and its definition would be in force for longer."""
+    connection = await engine.connect(ANNA)
+    streams = engine.workers.owners()
+
+    await engine.workers.disconnect(connection, goodbye=True)
+    confirmed = await engine.db.run_tx(lambda tx: sessions.confirm(tx, streams))
+
+    assert confirmed == set()
+    assert await engine.db.run_tx(sessions.served) == set()
+
+
 async def test_a_draining_replica_returns_what_it_never_sent_and_shortens_nothing(engine: Engine) -> None:
     """Rule 8: on a rolling restart, what workers execute stays theirs."""
     connection = await engine.connect(ANNA)

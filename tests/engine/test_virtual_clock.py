@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 
 import pytest
 from sqlalchemy import make_url
 
 from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.tasks import Verdict
+from stepwell_server.domain.values.asked import Asked
 from stepwell_server.domain.values.times import DAY, HOUR
+from stepwell_server.domain.values.tuning import Tuning
+from stepwell_server.engine.clock import Clock
 from stepwell_server.storage.database import clock, migrate
+from tests.support.faults.forcing import before_statement
 from tests.support.replicas.spine import ANNA, Spine, running
 
 
@@ -58,3 +63,22 @@ async def test_a_dead_workers_lease_lapses_while_virtual_time_stands(virtual: Sp
 
     assert [one.id for one in await virtual.sweep()] == [task.id]
     assert await virtual.now() == before
+
+
+async def test_what_is_given_up_while_the_clock_looks_is_not_passed_over(postgres_url: str, tuning: Tuning) -> None:
+    db = open_database(make_url(postgres_url))
+    await db.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=True))
+    async with running(Spine(db, tuning=replace(tuning, longest_advance=0.0))) as spine:
+        await spine.schedule()
+        task = await spine.claim_one(ANNA)
+        before = await spine.now()
+
+        async def give_up() -> None:
+            await spine.release(task, run_at=before)
+
+        with before_statement(spine, "FROM tasks \nWHERE tasks.status", give_up) as met:  # what is due it has read
+            stand = await Clock(spine.replica).advance(Asked("", "advance", "", b""), by=HOUR, hangs_after=HOUR)
+
+        assert met and not stand.arrived
+        assert await spine.now() == before
+    await db.close()

@@ -17,8 +17,7 @@ from stepwell_server.engine.spine.group import committed_by
 from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.storage.database import clock as store
-from stepwell_server.storage.database import dialect
-from stepwell_server.storage.database.database import READ, Tx
+from stepwell_server.storage.database.database import READ, READ_ONE_MOMENT, Tx
 from stepwell_server.storage.spine import requests, tasks
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import next_wakes
@@ -117,7 +116,8 @@ class Clock:
         before, quiet_since, looks = None, loop.time(), 0
         while True:
             served = self.replica.handout.workers.served()
-            view = await self.replica.db.run_tx(partial(_look, served=served, kinds=self.replica.kinds), READ)
+            look = partial(_look, served=served, kinds=self.replica.kinds)
+            view = await self.replica.db.run_tx(look, READ_ONE_MOMENT)
             if view.gives_up_at is not None and view.gives_up_at <= view.at.now:
                 await self._give_up()
                 continue
@@ -149,7 +149,7 @@ class Clock:
 
 
 def _look(tx: Tx, served: Set[Handler], kinds: Kinds) -> _View:
-    dialect.take_snapshot(tx)  # what is suspended between two statements would be seen by neither
+    """Look at one moment: what is suspended between two statements would be seen by neither."""
     wakes = next_wakes(tx)
     held = tasks.held(tx)
     due = min((one.due_at for one in wakes if one.due_at is not None and one.handler in served), default=None)

@@ -237,7 +237,7 @@ def shared(shares: Shares) -> Layer:
         try:
             yield
         finally:
-            call.turn.drop()
+            call.turn.end()
 
     return layer
 

@@ -46,31 +46,36 @@ class Turn:
     def __init__(self, shares: Shares | None = None, name: str = "") -> None:
         self._shares = shares
         self._name = name
-        self._holds: Shares | None = None
+        self._is_held = False
 
     async def take(self) -> None:
         """Wait until the next message may begin."""
         if self._shares is not None:
             await self._shares.take(self._name)
-            self._holds = self._shares
+            self._is_held = True
 
     def drop(self) -> None:
         """End the turn of the message, if there is one."""
-        holds, self._holds = self._holds, None
-        if holds is not None:
-            holds.drop(self._name)
+        if self._shares is not None and self._is_held:
+            self._is_held = False
+            self._shares.drop(self._name)
+
+    def end(self) -> None:
+        """The call is over. A message of it may still rest: the reader of a stream hears of the end a little later."""
+        self.drop()
+        self._shares = None
 
     @contextmanager
     def rest(self) -> Iterator[None]:
         """Leave the turn to others while the message only waits."""
-        holds = self._holds
+        was_held = self._is_held
         self.drop()
         try:
             yield
         finally:
-            if holds is not None:
-                holds.go_on(self._name)
-                self._holds = holds
+            if was_held and self._shares is not None:
+                self._shares.go_on(self._name)
+                self._is_held = True
 
 
 class Shares:
@@ -90,6 +95,7 @@ class Shares:
         self._looked_at = clock()
         self._worked_by_then = worked()
         self._patience = sys.getswitchinterval()
+        self._timer: asyncio.TimerHandle | None = None
 
     async def take(self, name: str) -> None:
         """Wait until one more message of the principal may begin. Messages begin in the order in which they came."""
@@ -100,6 +106,7 @@ class Shares:
             line.in_work += 1
             return
         line.waiting.append(turn := asyncio.get_running_loop().create_future())
+        self._look_in_a_moment()
         try:
             await turn
         except asyncio.CancelledError:
@@ -118,6 +125,18 @@ class Shares:
         self._let_in(line)
         if not line.in_work:
             del self._lines[name]
+
+    def _look_in_a_moment(self) -> None:
+        """Look at the processor while messages wait: those before them may wait for long, and no other may come."""
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(MOMENT, self._let_all_in)
+
+    def _let_all_in(self) -> None:
+        self._timer = None
+        for line in self._lines.values():
+            self._let_in(line)
+        if any(line.waiting for line in self._lines.values()):
+            self._look_in_a_moment()
 
     def _let_in(self, line: _Line) -> None:
         """Begin waiting messages, as far as there is room."""

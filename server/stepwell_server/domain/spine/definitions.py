@@ -44,13 +44,28 @@ class Declaration:
         return max(self.first_seen, self.put or 0)
 
 
+MOST_DECLARED = 100
+"""Declarations that are kept of a handler. Far more than its living workers ever have, if nobody floods."""
+
+
 def in_force(declared: Iterable[Declaration], hosted: Collection[str], current: str | None) -> str | None:
     """Choose the definition in force: of those that living workers host, and the last put, the newest.
 
     Without any of them, what was in force stays.
     """
     known = list(declared)
-    last_put = max((one for one in known if one.put is not None), key=lambda one: one.put or 0, default=None)
+    last_put = _last_put(known)
     counting = [one for one in known if one.hash in hosted or one is last_put]
     newest = max(counting, key=lambda one: one.place, default=None)
     return current if newest is None else newest.hash
+
+
+def forgettable(declared: Iterable[Declaration]) -> list[Declaration]:
+    """Choose those that need not be kept: all but the newest, and the last put."""
+    known = sorted(declared, key=lambda one: one.place, reverse=True)
+    last_put = _last_put(known)
+    return [one for one in known[MOST_DECLARED:] if one is not last_put]
+
+
+def _last_put(declared: Iterable[Declaration]) -> Declaration | None:
+    return max((one for one in declared if one.put is not None), key=lambda one: one.put or 0, default=None)

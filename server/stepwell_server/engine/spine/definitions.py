@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from stepwell_server.domain.spine.definitions import Definition, in_force
+from stepwell_server.domain.spine.definitions import Definition, forgettable, in_force
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.spine import declarations, handlers, sessions
@@ -52,9 +52,13 @@ def settle(tx: Tx, hosted: Mapping[Handler, Collection[str]]) -> frozenset[Handl
 
 
 def _add(tx: Tx, defined: Mapping[Handler, Definition], *, put: bool) -> None:
-    if defined:
-        declarations.add(tx, defined, put=put)
-        declarations.bring_into_force(tx, defined)
+    if not defined:
+        return
+    declarations.add(tx, defined, put=put)
+    declarations.bring_into_force(tx, defined)
+    old = {handler: forgettable(declared.all) for handler, declared in declarations.of(tx, defined).items()}
+    if any(old.values()):
+        declarations.forget(tx, old)
 
 
 def _wrong(tx: Tx, of: Collection[Handler], hosted: Mapping[Handler, Collection[str]]) -> dict[Handler, str]:

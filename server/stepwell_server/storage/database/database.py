@@ -61,12 +61,16 @@ class TxOptions:
     attempts: int = MOST_ATTEMPTS
     reserved: bool = False
     """On a connection that calls cannot use up: for group commits, leases and health."""
+    one_moment: bool = False
+    """All statements see the same moment. For transactions that only read."""
 
 
 CALL = TxOptions()
 """A transaction of a call that changes something."""
 READ = TxOptions(label="read", read_only=True)
 """A transaction that only reads."""
+READ_ONE_MOMENT = TxOptions(label="read", read_only=True, one_moment=True)
+"""A transaction that only reads, and draws a conclusion from several statements together."""
 UNHURRIED = TxOptions(label="unhurried")
 """A transaction that takes as long as it takes."""
 

@@ -115,12 +115,6 @@ def octets(product: str, columns: Iterable[ColumnElement[Any]]) -> ColumnElement
     return total.label("octets")
 
 
-def take_snapshot(tx: Tx) -> None:
-    """Let all statements of a transaction see the same moment. It must be the first thing that it does."""
-    if product(tx) == "postgresql":
-        tx.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
-
-
 PAYLOADS = ("params", "output", "result", "payload", "reply", "body_hash")
 """Columns that can be large, or are bytes. They come in a parameter of their own, one behind the other, and a row has
 the place of its part. Inside the text of the rows they would be copied for every column."""

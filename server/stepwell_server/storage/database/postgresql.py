@@ -70,14 +70,19 @@ class PostgresqlBackend:
         self._reserved = _pool(self._url, RESERVED_POOL_SIZE, tuning)
 
     async def attempt(self, work: Work[T], options: TxOptions) -> T:
-        """Run the function in one transaction; its statements are awaited underneath. Calls that read need none."""
-        if options.read_only and not options.reserved:
+        """Run the function in one transaction; its statements are awaited underneath. Calls that read need none.
+
+        Calls whose statements must all see the same moment do need one.
+        """
+        if options.read_only and not (options.reserved or options.one_moment):
             async with self._reading.connect() as connection:
                 return await connection.run_sync(work)
         pool = self._reserved if options.reserved else self._pool
         async with pool.connect() as connection:
             if options.read_only:
                 await connection.execution_options(postgresql_readonly=True)
+            if options.one_moment:
+                await connection.execution_options(isolation_level="REPEATABLE READ")
             return await _in_transaction(connection, work)
 
     async def attempt_unhurried(self, work: Work[T]) -> T:

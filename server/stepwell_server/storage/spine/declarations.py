@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
-from sqlalchemy import BigInteger, Select, Text, Update, func, select, true
+from sqlalchemy import BigInteger, Delete, Select, Text, Update, func, select, true
 
 from stepwell_server.domain.spine.definitions import Declaration, Definition
 from stepwell_server.domain.spine.handlers import Handler
@@ -65,6 +65,17 @@ def _add_sql(product: str) -> Any:
     statement = dialect.insert(product, declarations).from_select([*columns], select(fresh).where(true()))
     newest = func.coalesce(statement.excluded.put, declarations.c.put)
     return statement.on_conflict_do_update(index_elements=[*_KEY], set_={"put": newest})
+
+
+def forget(tx: Tx, old: Mapping[Handler, Iterable[Declaration]]) -> None:
+    """Forget declarations of handlers whose rows are locked."""
+    pairs = _pairs((handler, one.hash) for handler, gone in old.items() for one in gone)
+    tx.execute(_forget_sql(dialect.product(tx)), {"wanted": pairs})
+
+
+@cache
+def _forget_sql(product: str) -> Delete:
+    return dialect.erase(product, declarations, dialect.rows(product, "wanted", **_KEY), *_KEY)
 
 
 # ---- in force

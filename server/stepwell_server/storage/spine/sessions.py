@@ -82,7 +82,10 @@ def disconnect(tx: Tx, owner: Owner) -> None:
 
 
 def confirm(tx: Tx, owners: Sequence[Owner]) -> set[str]:
-    """Say that these streams are there. Returns the sessions of those that no newer connection has superseded."""
+    """Say that these streams are there. Returns the sessions of those that no newer connection has superseded.
+
+    A stream may have ended since somebody saw it: a session that left is not there again.
+    """
     there = dialect.as_rows({"session_id": one.session_id, "connection": one.connection} for one in owners)
     return set(tx.execute(_confirm_sql(dialect.product(tx)), {"there": there}).scalars())
 
@@ -93,6 +96,7 @@ def _confirm_sql(product: str) -> Any:
     mine = [
         dialect.among(product, sessions.c.session_id, there.c.session_id),
         dialect.among(product, _connection(sessions), _connection(there)),
+        _has_not_left(),
     ]
     return update(sessions).where(*mine).values(seen_at=lease_now()).returning(sessions.c.session_id)
 
@@ -186,10 +190,14 @@ def hosted(tx: Tx) -> set[Handler]:
 
 def _alive(caller_seen: Micros | None = None) -> Any:
     caller_seen = CALLER_SEEN if caller_seen is None else caller_seen
-    is_back = sessions.c.seen_at > sessions.c.left_at  # by an older server, which does not write when a session left
     by_stream = and_(sessions.c.replica_id != "", sessions.c.seen_at > lease_now() - STREAM_SEEN)
     by_call = and_(sessions.c.replica_id == "", sessions.c.seen_at > lease_now() - caller_seen)
-    return and_(or_(sessions.c.left_at.is_(None), is_back), or_(by_stream, by_call))
+    return and_(_has_not_left(), or_(by_stream, by_call))
+
+
+def _has_not_left() -> ColumnElement[bool]:
+    is_back = sessions.c.seen_at > sessions.c.left_at  # by an older server, which does not write when a session left
+    return or_(sessions.c.left_at.is_(None), is_back)
 
 
 def _session(row: Row[Any]) -> Session:
