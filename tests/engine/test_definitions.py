@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import delete, make_url, select, update
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.definitions import Definition
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.values.times import HOUR
