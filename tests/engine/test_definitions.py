@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field, replace
@@ -414,13 +415,13 @@ async def test_a_handler_that_only_older_servers_registered_has_the_defaults(spi
 
 
 async def test_what_an_older_server_wrote_of_a_session_is_read(sites: tuple[Site, Site]) -> None:
-    """It wrote no hash, and it does not know that a newer one wrote down when the session left."""
+    """It wrote no hashes, and it does not know that a newer one wrote down when the session left."""
     here, _ = sites
     await here.leave(await here.come("worker", RED))
     seen = await here.spine.db.run_tx(sessions.seen)
     assert (seen.served, seen.hosted) == (set(), {ORDER: {here.defined(RED).hash}})
 
-    row = {"handlers": '[["workflow", "order"]]', "seen_at": session_table.c.left_at + 1}
+    row = {"hashes": None, "seen_at": session_table.c.left_at + 1}
     await here.spine.db.run_tx(lambda tx: tx.execute(update(session_table).values(row)))
 
     seen = await here.spine.db.run_tx(sessions.seen)
@@ -440,6 +441,14 @@ async def test_a_worker_that_declares_ever_something_else_leaves_a_bounded_numbe
     assert await here.color() == f"color {MOST_DECLARED + 4}"
     await sweep(here)
     assert await here.color() == "green"
+
+
+async def test_an_older_server_reads_what_this_one_writes_of_a_session(sites: tuple[Site, Site]) -> None:
+    """It reads pairs of a kind and a name from the column, in the sweep that renews leases."""
+    here, _ = sites
+    await here.come("worker", RED)
+    row = await here.spine.db.run_tx(lambda tx: tx.execute(select(session_table.c.handlers)).scalar_one())
+    assert json.loads(row) == [["workflow", "order"]]
 
 
 async def test_declarations_are_forgotten_with_their_name_and_made_anew(sites: tuple[Site, Site]) -> None:

@@ -22,7 +22,7 @@ from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.hooks import targets
 from stepwell_server.storage.schema import handlers as table
 from stepwell_server.storage.schema import sessions as session_table
-from stepwell_server.storage.spine import handlers, limits, sessions
+from stepwell_server.storage.spine import handlers, limits, sessions, wakes
 from tests.support.databases.postgres import PostgresServer
 from tests.support.faults.forcing import before_statement, held_before_commit
 from tests.support.replicas.runs import ORDER, Engine
@@ -190,6 +190,20 @@ async def test_names_of_engine_events_and_of_newer_servers_stay(engine: Engine) 
 
     assert await is_known(engine, event)
     assert await engine.db.run_tx(lambda tx: tx.execute(table.select().where(table.c.kind == "newer")).all())
+
+
+@pytest.mark.parametrize("write", [handlers.note, handlers.register])
+async def test_a_listener_that_an_older_server_named_is_known_as_one(
+    engine: Engine, write: Callable[[Tx, list[Handler]], None]
+) -> None:
+    """It does not know the columns that say when a name was used and whether it is told of events."""
+    listener = Handler("default", TaskKind.HOOK, "workflow.completed")
+    older = {"namespace": "default", "kind": "hook", "name": listener.name, "is_paused": False, "created_at": 0}
+    await engine.db.run_tx(lambda tx: tx.execute(insert(table).values(older)))
+
+    await engine.db.run_tx(lambda tx: write(tx, [listener]))
+
+    assert listener in [one.handler for one in await engine.db.run_tx(wakes.next_wakes)]
 
 
 async def test_every_name_is_looked_at_however_many_there_are(engine: Engine) -> None:

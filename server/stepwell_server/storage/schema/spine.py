@@ -123,7 +123,8 @@ sessions = Table(
     Column("sdk", Text, nullable=False),
     Column("replica_id", Text, nullable=False),  # whom its stream is with; empty: it has none
     Column("connection", BigInteger, nullable=False),  # number of its newest connection
-    Column("handlers", Text, nullable=False),  # [[kind, name, hash], ...]; of older servers [[kind, name], ...]
+    Column("handlers", Text, nullable=False),  # [[kind, name], ...]
+    Column("hashes", Text),  # the hash of the definition of each, in this order; NULL: an older server wrote the row
     Column("connected_at", BigInteger, nullable=False),
     Column("seen_at", BigInteger, nullable=False),  # by lease_now()
     Column("left_at", BigInteger),  # by lease_now(): when its stream ended; NULL: it has not

@@ -56,7 +56,13 @@ def _note_sql(product: str) -> Any:
     source = select(*columns_of(fresh.c), *values).where(true())
     names = [*COLUMNS, "is_listener", "is_paused", "created_at", "used_at"]
     statement = dialect.insert(product, handlers).from_select(names, source.order_by(*columns_of(fresh.c)))
-    return statement.on_conflict_do_update(index_elements=list(COLUMNS), set_={"used_at": statement.excluded.used_at})
+    return statement.on_conflict_do_update(index_elements=list(COLUMNS), set_=_renewed(statement.excluded))
+
+
+def _renewed(fresh: Any) -> dict[str, Any]:
+    """Columns that are written again for a name that was not used for a day."""
+    # An older server, which runs beside this one, writes neither: its listeners would never be told of events.
+    return {"is_listener": fresh.is_listener, "used_at": fresh.used_at}
 
 
 def use(tx: Tx, handler: Handler) -> bool:
@@ -133,7 +139,7 @@ def _register_sql(product: str) -> Any:
         index_elements=list(COLUMNS),
         set_={
             "registered_at": func.coalesce(handlers.c.registered_at, statement.excluded.registered_at),
-            "used_at": statement.excluded.used_at,
+            **_renewed(statement.excluded),
         },
     )
 

@@ -30,6 +30,9 @@ CALLER_SERVES: Micros = MINUTE
 DEFINES: Micros = MINUTE
 """A session counts for definitions for so long after it was last seen, even if it left: it may be back soon."""
 
+_HANDLERS = (sessions.c.namespace, sessions.c.handlers, sessions.c.hashes)
+"""Columns that say which handlers a session hosts."""
+
 
 @dataclass(frozen=True, slots=True)
 class Session:
@@ -56,7 +59,8 @@ def connect(tx: Tx, session: Session) -> int:
         "sdk": session.sdk,
         "replica_id": session.replica_id,
         "connection": 1,
-        "handlers": json.dumps([[one.kind, one.name, hash_] for one, hash_ in session.handlers.items()]),
+        "handlers": json.dumps([[one.kind, one.name] for one in session.handlers]),
+        "hashes": json.dumps([*session.handlers.values()]),
         "connected_at": db_now(),
         "seen_at": lease_now(),
         "left_at": None,
@@ -173,8 +177,8 @@ def seen(tx: Tx) -> Seen:
     serves = _alive(CALLER_SERVES).label("serves")
     recent = sessions.c.seen_at > lease_now() - DEFINES
     found = Seen()
-    for row in tx.execute(select(sessions.c.namespace, sessions.c.handlers, serves).where(recent)):
-        for handler, hash_ in _handlers(row.namespace, row.handlers).items():
+    for row in tx.execute(select(*_HANDLERS, serves).where(recent)):
+        for handler, hash_ in _handlers(row).items():
             if row.serves:
                 found.served.add(handler)
             if hash_:
@@ -184,8 +188,8 @@ def seen(tx: Tx) -> Seen:
 
 def hosted(tx: Tx) -> set[Handler]:
     """Whom workers host that are there, or were until some hours ago."""
-    found = tx.execute(select(sessions.c.namespace, sessions.c.handlers).distinct())
-    return {handler for row in found for handler in _handlers(*row)}
+    found = tx.execute(select(*_HANDLERS).distinct())
+    return {handler for row in found for handler in _handlers(row)}
 
 
 def _alive(caller_seen: Micros | None = None) -> Any:
@@ -207,13 +211,13 @@ def _session(row: Row[Any]) -> Session:
         worker_id=row.worker_id,
         sdk=row.sdk,
         replica_id=row.replica_id,
-        handlers=_handlers(row.namespace, row.handlers),
+        handlers=_handlers(row),
         connection=row.connection,
         connected_at=row.connected_at,
     )
 
 
-def _handlers(namespace: str, stored: str) -> dict[Handler, str]:
-    hashes = {(kind, name): "".join(hash_) for kind, name, *hash_ in json.loads(stored)}
-    known = known_handlers((namespace, kind, name) for kind, name in hashes)
-    return {handler: hashes[handler.kind, handler.name] for handler in known}
+def _handlers(row: Row[Any]) -> dict[Handler, str]:
+    named = [(row.namespace, kind, name) for kind, name in json.loads(row.handlers)]
+    hashes = dict(zip(named, json.loads(row.hashes or "[]"), strict=False))
+    return {one: hashes.get((one.namespace, one.kind, one.name), "") for one in known_handlers(named)}

@@ -22,4 +22,5 @@ def upgrade() -> None:
     )
     for key in ("definition", "definition_hash"):
         op.add_column("handlers", sa.Column(key, sa.Text()))
+    op.add_column("sessions", sa.Column("hashes", sa.Text()))
     op.add_column("sessions", sa.Column("left_at", sa.BigInteger()))
