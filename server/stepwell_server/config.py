@@ -205,7 +205,9 @@ class Settings(BaseSettings):
     )
     virtual_clock: bool = Field(False, description="create the database with a clock that stands until it is moved")
     auto_migrate: bool = Field(True, description="bring the database to the newest schema at start")
-    dispatch: Dispatch = Field("embedded", description="who turns due tasks into work")
+    dispatch: Dispatch = Field(
+        "embedded", description="embedded: this server hands out due tasks; external: dispatchers have it do so"
+    )
     process: bool = Field(True, description="hand out work on request (DispatcherService.Process)")
     insecure: bool = Field(False, description="let other machines in without TLS or without a policy")
     tls_cert: Path | None = Field(

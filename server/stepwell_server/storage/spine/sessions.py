@@ -217,7 +217,7 @@ def _session(row: Row[Any]) -> Session:
     )
 
 
-def _handlers(row: Row[Any]) -> dict[Handler, str]:
+def _handlers(row: Any) -> dict[Handler, str]:
     named = [(row.namespace, kind, name) for kind, name in json.loads(row.handlers)]
     hashes = dict(zip(named, json.loads(row.hashes or "[]"), strict=False))
     return {one: hashes.get((one.namespace, one.kind, one.name), "") for one in known_handlers(named)}
