@@ -108,9 +108,7 @@ CALLS: dict[Callable[..., Any], Call] = {
     declarations.add: lambda tx: declarations.add(tx, {ORDER: _DEFINITION}, put=True),
     declarations.bring_into_force: lambda tx: declarations.bring_into_force(tx, {ORDER: _DEFINITION}),
     declarations.contested: lambda tx: declarations.contested(tx, {ORDER: ["1"], NOTE: ["2"]}),
-    declarations.forget: lambda tx: declarations.forget(
-        tx, {ORDER: [Declaration("1", 1)], NOTE: [Declaration("2", 2)]}
-    ),
+    declarations.forget: lambda tx: declarations.forget(tx, {one: [Declaration("1", 1)] for one in (ORDER, NOTE)}),
     declarations.lock: lambda tx: declarations.lock(tx, [ORDER, NOTE]),
     declarations.of: lambda tx: declarations.of(tx, [ORDER, NOTE]),
     declarations.read: lambda tx: declarations.read(tx, {ORDER: "1", NOTE: "2"}),

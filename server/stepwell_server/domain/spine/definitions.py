@@ -45,7 +45,7 @@ class Declaration:
 
 
 MOST_DECLARED = 100
-"""Declarations that are kept of a handler. Far more than its living workers ever have, if nobody floods."""
+"""Declarations that are kept of a handler. Far more than its living workers ever have, unless one of them floods."""
 
 
 def in_force(declared: Iterable[Declaration], hosted: Collection[str], current: str | None) -> str | None:
