@@ -19,6 +19,7 @@ from stepwell_server.engine.spine.births import Births, Store
 from stepwell_server.engine.spine.books import Book, Group, LostLease
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.statements import Write, write
 from stepwell_server.storage.hooks import hooks as store
 from stepwell_server.storage.hooks.hooks import HookEnd
 from stepwell_server.storage.spine import handlers
@@ -75,30 +76,28 @@ class HookBook(Book):
             return None
         return LostLease(held.lost(), by_holder=fence == held.fence)
 
-    def write(self, tx: Tx, group: Group) -> None:
-        """Write what became of the jobs, and new hooks. Their tasks are written by the group."""
-        write_ends(tx, self._jobs.values(), group.at)
+    def bear(self, tx: Tx, group: Group) -> None:
+        """Write new hooks. Their tasks are written by the group."""
         self.births.write(tx, group)
         if self.births.stored:
             handlers.note(tx, {birth.new.handler for birth in self.births.stored.values()})
 
+    def writes(self, group: Group) -> Iterable[Write]:
+        """What became of the jobs."""
+        return _ends(self._jobs.values(), group.at)
 
-def write_ends(tx: Tx, jobs: Iterable[Job], at: Stamp) -> None:
-    """Write how executions ended, and perhaps their hooks with them."""
+
+def _ends(jobs: Iterable[Job], at: Stamp) -> list[Write]:
+    """How executions ended, and perhaps their hooks with them."""
     ends = [HookEnd(job.task.id, at.now, job.ended) for job in jobs if job.ended is not None]
-    if ends:
-        store.end(tx, ends)
+    return [store.ending(ends)] if ends else []
 
 
 def write_jobs(tx: Tx, jobs: Sequence[Job], at: Stamp) -> list[Task]:
     """Write jobs that a claim or the sweep has changed, with their tasks. Returns the tasks of those that go on."""
-    write_ends(tx, jobs, at)
     gone = [job.task.id for job in jobs if job.ending is not None]
-    if gone:
-        task_store.remove(tx, gone)
     kept = [job.task for job in jobs if job.ending is None]
-    if kept:
-        task_store.save(tx, kept)
+    write(tx, [*_ends(jobs, at), *task_store.writing(kept, gone)])
     return kept
 
 

@@ -19,6 +19,7 @@ from stepwell_server.domain.spine.work import Rules, Work
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.engine.spine.assignments import Ask, Assignment, Claimed
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.statements import Statement, Write
 from stepwell_server.storage.spine.tasks import Stamp, TaskKey
 
 _SMALL = 200
@@ -43,6 +44,14 @@ class HotCall:
     def task_keys(self) -> Sequence[TaskKey]:
         """The tasks it must have locked and knows only by their keys; those that exist."""
         return ()
+
+    @property
+    def numbers(self) -> int:
+        """How many new numbers it needs."""
+        return 0
+
+    def foresee(self, book: Book) -> None:
+        """Note in a book what may be read in the same round trip that locks the tasks."""
 
     @property
     def creates(self) -> TaskKey | None:
@@ -97,6 +106,8 @@ class Group:
     """Tasks that exist and that another transaction has locked."""
     books: Mapping[TaskKind, Book]
     by_key: dict[TaskKey, int] = field(default_factory=dict)
+    numbers: list[int] = field(default_factory=list)
+    """New ones, as many as the calls need."""
     changed: dict[int, Task] = field(default_factory=dict)
     removed: set[int] = field(default_factory=set)
     fresh: dict[TaskKey, NewTask] = field(default_factory=dict)
@@ -115,6 +126,10 @@ class Group:
         """The task of a key that was locked, as the calls before this one left it. None: there is none."""
         task_id = self.by_key.get(key)
         return None if task_id is None else self.task(task_id)
+
+    def draw(self) -> int:
+        """One of the new numbers."""
+        return self.numbers.pop()
 
     def open(self, task: Task) -> Work:
         """What a locked task advances, as the calls before this one left it."""
@@ -159,8 +174,16 @@ class LostLease:
 class Book:
     """What one transaction knows of the tasks of a kind."""
 
-    def lock(self, tx: Tx, calls: Sequence[HotCall], *, waiting: bool) -> None:
-        """Lock rows other than tasks, before the time is taken."""
+    def locking(self, calls: Sequence[HotCall], *, waiting: bool) -> Iterable[Statement[Any]]:
+        """What locks rows other than tasks, before the time is taken; each statement keeps what it finds."""
+        return ()
+
+    def foresee(self, task_id: int, frames: Sequence[Frame]) -> None:
+        """Note that frames about this task come, which is not locked yet and may be of any kind."""
+
+    def ahead(self) -> Iterable[Statement[Any]]:
+        """What is read of that, each statement keeping what it reads, in the round trip that locks the tasks."""
+        return ()
 
     def want(self, task: Task, frames: Sequence[Frame], *, again: bool) -> None:
         """Note that frames about this task will be applied; `again`: tell the worker all that it may have missed."""
@@ -169,7 +192,7 @@ class Book:
         """Note that a call asks how a task ended that is not there, or not under its lease."""
 
     def read(self, tx: Tx, group: Group) -> None:
-        """Read all that was noted, in a few statements."""
+        """Read what was noted and not read ahead, in a few statements."""
 
     def open(self, task: Task) -> Work:
         """The work of a locked task, as the calls before this one left it."""
@@ -179,8 +202,12 @@ class Book:
         """Why a lease is gone, of that namespace or of any. None: this kind knows nothing of the task."""
         return None
 
-    def write(self, tx: Tx, group: Group) -> None:
-        """Write what became of the rows beside the tasks. The group writes the tasks."""
+    def bear(self, tx: Tx, group: Group) -> None:
+        """Write what the calls create, as far as it is not there yet, and schedule its tasks."""
+
+    def writes(self, group: Group) -> Iterable[Write]:
+        """What became of the rows beside the tasks. The group writes the tasks."""
+        return ()
 
     def assigned(self, group: Group) -> Iterable[Assignment]:
         """What was leased as it was created."""

@@ -15,7 +15,7 @@ from stepwell_server.domain.spine.tasks import Stop, Task, Verdict, judge
 from stepwell_server.domain.spine.work import Work
 from stepwell_server.domain.values.errors import InvalidField
 from stepwell_server.engine.spine.assignments import Ask
-from stepwell_server.engine.spine.books import Group, HotCall, Later
+from stepwell_server.engine.spine.books import Book, Group, HotCall, Later
 from stepwell_server.storage.spine.tasks import Stamp
 
 
@@ -178,6 +178,10 @@ class ReportFrames(_ByHolder):
         """About how many bytes it brings."""
         return self.size_hint
 
+    def foresee(self, book: Book) -> None:
+        """What the frames are about, if the lease is not lost."""
+        book.foresee(self.held.task_id, self.frames)
+
     def want(self, group: Group) -> None:
         """What the frames are about; or what became of the task if the lease is lost."""
         task = self.task(group)
@@ -244,6 +248,10 @@ class ReportFrames(_ByHolder):
 class EndOvertime(_ByHolder):
     """End executions that take too long, of a task whose holder has no stream and is told when it reports next: until
     then its task says that something came. The answer is an `Answer`."""
+
+    def foresee(self, book: Book) -> None:
+        """What is executing, and the waits."""
+        book.foresee(self.held.task_id, ())
 
     def want(self, group: Group) -> None:
         """What is executing, and the waits."""

@@ -34,6 +34,7 @@ from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.births import Births, Store
 from stepwell_server.engine.spine.books import Book, Group, LostLease
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.statements import Statement, Write
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.workflows import instances as workflows
 from stepwell_server.storage.workflows import runs as store
@@ -87,6 +88,14 @@ class _Reads:
     requests: set[tuple[str, str]] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class _Ahead:
+    """What is read in the round trip that locks the tasks: steps of these names, and all that wait."""
+
+    names: set[tuple[int, str]] = field(default_factory=set)
+    task_ids: set[int] = field(default_factory=set)
+
+
 def ref(task: Task) -> RunRef:
     """The run that a task advances."""
     return RunRef(task.id, task.run_number)
@@ -115,6 +124,7 @@ class WorkflowBook(Book):
     """Instances whose task was looked for in vain."""
     births: Births[NewInstance, Instance] = field(default_factory=lambda: Births(_STORE))
     _fates: dict[int, Fate] = field(default_factory=dict)
+    _ahead: _Ahead = field(default_factory=_Ahead)
     _reads: _Reads = field(default_factory=_Reads)
     _steps: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
     _events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
@@ -124,15 +134,26 @@ class WorkflowBook(Book):
 
     # ---- what is to be read
 
+    def foresee(self, task_id: int, frames: Sequence[Frame]) -> None:
+        """Note the steps that frames name, and the waits of their run."""
+        self._ahead.task_ids.add(task_id)
+        self._ahead.names.update((task_id, name) for name in _named(frames))
+
+    def ahead(self) -> Iterable[Statement[None]]:
+        """Reads what was foreseen."""
+        return [store.steps_ahead(self._ahead.names, self._ahead.task_ids, self._keep)] if self._ahead.task_ids else ()
+
+    def _keep(self, found: Iterable[tuple[int, Step]]) -> None:
+        for task_id, step in found:
+            self._steps[task_id].append(step)
+
     def want(self, task: Task, frames: Sequence[Frame], *, again: bool) -> None:
         """Note the steps in question, and the waits."""
         run = self.want_waits(task)
         if again:
             self._reads.must_repeat.add(run)
+        self._reads.names.update((run, name) for name in _named(frames))
         for frame in frames:
-            if frame.body.step_name is not None:
-                self._reads.names.add((run, frame.body.step_name))
-            self._reads.names.update((run, opening.name) for opening in frame.opens)
             if isinstance(frame.body, Wait) and frame.body.event_type:
                 self._reads.waits_to_come[run, frame.body.event_type] += 1
         self._reads.names.update((run, step.name) for step in load_open(task.open_steps))
@@ -170,12 +191,12 @@ class WorkflowBook(Book):
     def read_runs(self, tx: Tx, tasks: Mapping[int, Task], at: Stamp) -> None:
         """Read what was noted of these locked tasks."""
         self.at, reads = at, self._reads
-        if reads.names or reads.runs:
-            for task_id, step in store.steps_of(tx, reads.names, reads.runs):
-                self._steps[task_id].append(step)
+        names = {(run, name) for run, name in reads.names if (run.task_id, name) not in self._ahead.names}
+        runs = {run for run in reads.runs if run.task_id not in self._ahead.task_ids}
+        if names or runs:
+            self._keep(store.steps_of(tx, names, runs))
         if reads.must_repeat:
-            for task_id, step in store.changed_by_themselves(tx, reads.must_repeat):
-                self._steps[task_id].append(step)
+            self._keep(store.changed_by_themselves(tx, reads.must_repeat))
         wanted = self._wanted_events(tasks)
         if wanted:
             for task_id, event in store.pending_events(tx, wanted):
@@ -229,29 +250,34 @@ class WorkflowBook(Book):
 
     # ---- write
 
-    def write(self, tx: Tx, group: Group) -> None:
-        """Write what became of the runs. Their tasks are written by the group."""
+    def bear(self, tx: Tx, group: Group) -> None:
+        """Write new instances."""
         self.births.write(tx, group)
-        self.write_steps(tx)
+
+    def writes(self, group: Group) -> Iterable[Write]:
+        """What became of the runs."""
+        yield from self.writes_of_steps()
         ends = [_end(run) for run in self.runs.values() if run.ending is not None]
         if ends:
-            workflows.end(tx, ends)
             self._ended = {end.id: Head(end.id, end.revision, end.status) for end in ends}
+            yield workflows.ending(ends)
         moved = changed_statuses(group.locked, group.changed.values())
         self._unmoved = frozenset(group.changed) - moved.keys()
         if moved:
-            workflows.copy_status(tx, moved, self.at.now)
+            yield workflows.copying_status(moved, self.at.now)
 
-    def write_steps(self, tx: Tx) -> None:
-        """Write the steps that changed, and the events that came and went."""
+    def writes_of_steps(self) -> Iterable[Write]:
+        """The steps that changed, and the events that came and went."""
         steps = [(ref(run.task), step) for run in self.runs.values() for step in run.changed.values()]
         if steps:
-            store.save_steps(tx, steps)
-        if self._fresh_events:
-            store.insert_events(tx, self._fresh_events)
-        taken = [(ref(run.task), event) for run in self.runs.values() for event in run.delivered]
+            yield store.saving_steps(steps)
+        taken = {(ref(run.task), event.position): event for run in self.runs.values() for event in run.delivered}
+        # One that came and went within the group is stored once, as it is now.
+        fresh = [replace(one, event=taken.pop((one.run, one.event.position), one.event)) for one in self._fresh_events]
+        if fresh:
+            yield store.inserting_events(fresh)
         if taken:
-            store.deliver(tx, taken)
+            yield store.delivering((run, event) for (run, _), event in taken.items())
 
     # ---- what came of it
 
@@ -278,6 +304,14 @@ class WorkflowBook(Book):
     def changes(self, group: Group) -> Changes:
         """What followers of instances are told."""
         return Changes(self._unmoved, self._ended)
+
+
+def _named(frames: Iterable[Frame]) -> Iterable[str]:
+    """The steps that frames are about."""
+    for frame in frames:
+        if frame.body.step_name is not None:
+            yield frame.body.step_name
+        yield from (opening.name for opening in frame.opens)
 
 
 def book_of(group: Group) -> WorkflowBook:

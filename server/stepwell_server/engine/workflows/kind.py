@@ -16,6 +16,7 @@ from stepwell_server.engine.spine.kinds import Committed, Kind
 from stepwell_server.engine.workflows.book import Changes, RunInput, WorkflowBook, changed_statuses, ref
 from stepwell_server.engine.workflows.watches import Watches
 from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.database.statements import write
 from stepwell_server.storage.spine import tasks as task_store
 from stepwell_server.storage.spine.names import History
 from stepwell_server.storage.spine.tasks import Stamp
@@ -46,8 +47,7 @@ class WorkflowKind(Kind):
                 book.want(task, (), again=False)
         book.read_runs(tx, tasks, at)
         assigned = [_assign(book, one) for one in leased]
-        task_store.save(tx, [assignment.task for assignment, _ in assigned])
-        book.write_steps(tx)
+        write(tx, [task_store.saving([assignment.task for assignment, _ in assigned]), *book.writes_of_steps()])
         started = workflows.start(tx, tasks, at.now)
         return [
             replace(
