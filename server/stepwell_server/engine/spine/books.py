@@ -6,7 +6,7 @@ has a book: the rows beside the tasks that its calls need, read once, and what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -106,8 +106,8 @@ class Group:
     """Tasks that exist and that another transaction has locked."""
     books: Mapping[TaskKind, Book]
     by_key: dict[TaskKey, int] = field(default_factory=dict)
-    numbers: list[int] = field(default_factory=list)
-    """New ones, as many as the calls need."""
+    numbers: Iterator[int] = field(default_factory=lambda: iter(()))
+    """New ones, as many as the calls need, in their order."""
     changed: dict[int, Task] = field(default_factory=dict)
     removed: set[int] = field(default_factory=set)
     fresh: dict[TaskKey, NewTask] = field(default_factory=dict)
@@ -129,7 +129,7 @@ class Group:
 
     def draw(self) -> int:
         """One of the new numbers."""
-        return self.numbers.pop()
+        return next(self.numbers)
 
     def open(self, task: Task) -> Work:
         """What a locked task advances, as the calls before this one left it."""

@@ -66,7 +66,7 @@ def _open(tx: Tx, calls: Sequence[HotCall], books: Mapping[TaskKind, Book], rule
         elsewhere |= store.existing(tx, missing) if missing else set()
         elsewhere |= store.existing_keys(tx, unseen) if unseen else set()
     named = {key: task.id for key, task in by_key.items()}
-    return Group(rules, found["stamp"], locked, frozenset(elsewhere), books, named, found.get("numbers", []))
+    return Group(rules, found["stamp"], locked, frozenset(elsewhere), books, named, iter(found.get("numbers", ())))
 
 
 def _asked(
