@@ -6,6 +6,8 @@ statement seeing what was committed before it. Every wait has a limit, the inner
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 import asyncpg
@@ -21,6 +23,8 @@ POOL_SIZE = 8
 RESERVED_POOL_SIZE = 3
 """For group commits, their slow lane, and leases with health: load cannot starve these."""
 POOL_TIMEOUT = 2.0
+SINGLE_POOL_SIZE = 2
+"""For statements that commit by themselves: reports and births, beside each other."""
 CONNECT_TIMEOUT = 2.0
 COMMAND_TIMEOUT = 5.0
 
@@ -46,6 +50,12 @@ SESSION = {
     "tcp_keepalives_count": "3",
 }
 
+_ALONE = {
+    "default_transaction_isolation": "read committed",  # no BEGIN says it
+    "plan_cache_mode": "force_generic_plan",
+}
+"""For connections whose statements commit by themselves."""
+
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 _OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03"})
 _TIMEOUTS = frozenset({"57014", "53200", "58030"})
@@ -60,9 +70,13 @@ class PostgresqlBackend:
         self._url = _for_asyncpg(url)
         self._pool = _pool(self._url, POOL_SIZE)
         self._reserved = _pool(self._url, RESERVED_POOL_SIZE)
+        self._single = _pool(self._url, SINGLE_POOL_SIZE, _ALONE, isolation_level="AUTOCOMMIT")
 
     async def attempt(self, work: Work[T], options: TxOptions) -> T:
         """Run the function in one transaction; its statements are awaited underneath."""
+        if options.single:
+            async with self._single.connect() as connection:
+                return await _by_itself(connection, work)
         pool = self._reserved if options.reserved else self._pool
         async with pool.connect() as connection:
             if options.read_only:
@@ -98,6 +112,7 @@ class PostgresqlBackend:
         """Close every connection."""
         await self._pool.dispose()
         await self._reserved.dispose()
+        await self._single.dispose()
 
 
 def _for_asyncpg(url: URL) -> URL:
@@ -120,6 +135,26 @@ async def _in_transaction(connection: AsyncConnection, work: Work[T]) -> T:
     return result
 
 
+async def _by_itself(connection: AsyncConnection, work: Work[T]) -> T:
+    """Run the function, whose one statement commits by itself."""
+    try:
+        return await connection.run_sync(work)
+    except (DBAPIError, OSError, TimeoutError, asyncpg.InterfaceError) as error:
+        if _may_have_happened(error):
+            raise CommitUnknown from error
+        raise
+
+
+def _may_have_happened(error: BaseException) -> bool:
+    """Whether a statement that failed like this may have been carried out: no answer of the database says otherwise."""
+    original = error.orig if isinstance(error, DBAPIError) else error
+    driver = getattr(original, "__cause__", None) or original
+    if isinstance(driver, asyncpg.DataError | asyncpg.InvalidCachedStatementError):
+        return False  # it was never sent
+    state = _sqlstate(original)
+    return not state or state.startswith(("08", "57P"))
+
+
 def _sqlstate(error: object) -> str:
     for candidate in (error, getattr(error, "__cause__", None)):
         state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
@@ -128,15 +163,30 @@ def _sqlstate(error: object) -> str:
     return ""
 
 
-def _pool(url: URL, size: int) -> AsyncEngine:
-    session = {**SESSION, **_HURRIED, **_INDEXED}
-    return _engine(url, session, COMMAND_TIMEOUT, pool_size=size, max_overflow=0, pool_timeout=POOL_TIMEOUT)
+def _pool(
+    url: URL, size: int, more: Mapping[str, str] = MappingProxyType({}), isolation_level: str = "READ COMMITTED"
+) -> AsyncEngine:
+    return _engine(
+        url,
+        {**SESSION, **_HURRIED, **_INDEXED, **more},
+        COMMAND_TIMEOUT,
+        isolation_level,
+        pool_size=size,
+        max_overflow=0,
+        pool_timeout=POOL_TIMEOUT,
+    )
 
 
-def _engine(url: URL, session: dict[str, str], command_timeout: float | None, **options: Any) -> AsyncEngine:
+def _engine(
+    url: URL,
+    session: dict[str, str],
+    command_timeout: float | None,
+    isolation_level: str = "READ COMMITTED",
+    **options: Any,
+) -> AsyncEngine:
     return create_async_engine(
         url,
-        isolation_level="READ COMMITTED",
+        isolation_level=isolation_level,
         hide_parameters=True,  # errors are logged, and parameters are users' data
         connect_args={
             "timeout": CONNECT_TIMEOUT,

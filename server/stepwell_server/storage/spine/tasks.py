@@ -231,6 +231,12 @@ def _insert_sql(product: str) -> Any:
     )
 
 
+def born(new: NewTask, number: int, at: Stamp) -> Task:
+    """A new task as it is stored under this number."""
+    row = _new_row(new, number, at)
+    return from_row([row.get(column.name) for column in tasks.columns])
+
+
 def save(tx: Tx, changed: Iterable[Task]) -> None:
     """Write tasks that this transaction has locked."""
     write(tx, [saving(changed)])
