@@ -40,7 +40,7 @@ from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.times import to_micros
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.dispatchers import Dispatchers
-from stepwell_server.engine.hooks.book import tell
+from stepwell_server.engine.hooks.book import hears, tell
 from stepwell_server.engine.hooks.hooks import Hooks
 from stepwell_server.engine.hooks.kind import HookKind
 from stepwell_server.engine.hooks.posts import Deliverer
@@ -270,7 +270,7 @@ class App:
     def _assemble(self, identity: Identity) -> None:
         """The replica, and the use cases that stand on it."""
         settings, virtual = self.settings, identity.deployment.virtual_clock
-        workflows = WorkflowKind(self.db)
+        workflows = WorkflowKind(self.db, hears)
         rules = Rules(
             limits=identity.limits,
             times=settings.leases.to_times(),
@@ -284,6 +284,7 @@ class App:
             timings=self.metrics.timings,
             virtual=virtual,
             embedded=settings.dispatch == "embedded",
+            express=settings.express and not virtual and settings.database_url.get_backend_name() == "postgresql",
         )
         tokens, batches = PageTokens(identity.deployment.page_token_key), Batches(replica)
         self._workers = Workers(replica, tokens, identity.replica_id)

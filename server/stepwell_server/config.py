@@ -206,6 +206,7 @@ class Settings(BaseSettings):
     virtual_clock: bool = Field(False, description="create the database with a clock that stands until it is moved")
     auto_migrate: bool = Field(True, description="bring the database to the newest schema at start")
     dispatch: Dispatch = Field("embedded", description="who turns due tasks into work")
+    express: bool = Field(False, description="commit plain reports and creates without reading first (PostgreSQL)")
     process: bool = Field(True, description="hand out work on request (DispatcherService.Process)")
     insecure: bool = Field(False, description="let other machines in without TLS or without a policy")
     tls_cert: Path | None = Field(

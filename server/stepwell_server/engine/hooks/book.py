@@ -101,9 +101,14 @@ def write_jobs(tx: Tx, jobs: Sequence[Job], at: Stamp) -> list[Task]:
     return kept
 
 
+def hears(event: EngineEvent, rules: Rules) -> bool:
+    """Whether a namespace has a handler for an engine event."""
+    return handler_of(event) in rules.registered
+
+
 def tell(tx: Tx, events: Sequence[EngineEvent], rules: Rules, at: Stamp) -> list[Task]:
     """Store hooks for those of the events that a namespace has a handler for. Returns their tasks."""
-    wanted = [to_hook(event, uuid4().hex) for event in events if handler_of(event) in rules.registered]
+    wanted = [to_hook(event, uuid4().hex) for event in events if hears(event, rules)]
     if not wanted:
         return []
     numbers = dialect.draw_numbers(tx, len(wanted))

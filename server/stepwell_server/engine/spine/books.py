@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from stepwell_server.domain.spine.events import EngineEvent
 from stepwell_server.domain.spine.frames import Frame
@@ -62,6 +62,13 @@ class HotCall:
     def size(self) -> int:
         """About how many bytes it brings."""
         return _SMALL
+
+    leaves_images: ClassVar[bool] = False
+    """It changes nothing that an image of its task says."""
+
+    def express(self, images: Mapping[int, Task]) -> TaskKind | None:
+        """The kind that may decide it by these images of held tasks. None: it is decided under the lock."""
+        return None
 
     def want(self, group: Group) -> None:
         """Note in the books what must be read, now that the tasks are locked."""
@@ -174,6 +181,9 @@ class LostLease:
 class Book:
     """What one transaction knows of the tasks of a kind."""
 
+    def begin(self, group: Group) -> None:
+        """Begin without reading anything: the group is decided by images."""
+
     def locking(self, calls: Sequence[HotCall], *, waiting: bool) -> Iterable[Statement[Any]]:
         """What locks rows other than tasks, before the time is taken; each statement keeps what it finds."""
         return ()
@@ -215,6 +225,10 @@ class Book:
 
     def events(self, group: Group) -> Iterable[EngineEvent]:
         """What happened, for the listener."""
+        return ()
+
+    def images(self, group: Group) -> Iterable[tuple[int, Task | None]]:
+        """Tasks of which nothing else need be known, as they are now. None: more must be known of that one."""
         return ()
 
     def changes(self, group: Group) -> object:

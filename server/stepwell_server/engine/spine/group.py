@@ -51,7 +51,7 @@ def run_group(tx: Tx, calls: Sequence[HotCall], kinds: Kinds, rules: Rules, *, w
     answers = [answer.answer() if isinstance(answer, Later) else answer for answer in decided]
     born = [assignment for book in group.books.values() for assignment in book.assigned(group)]
     measured.born = [assignment.task for assignment in born]
-    return GroupResult(answers, _committed(group, born), measured)
+    return GroupResult(answers, committed_of(group, born), measured)
 
 
 def _open(tx: Tx, calls: Sequence[HotCall], books: Mapping[TaskKind, Book], rules: Rules, *, waiting: bool) -> Group:
@@ -134,7 +134,8 @@ def _write(tx: Tx, group: Group, listener: Listener) -> None:
             group.told = listener(tx, events, group.rules, group.at)
 
 
-def _committed(group: Group, born: Sequence[Assignment]) -> Committed:
+def committed_of(group: Group, born: Sequence[Assignment]) -> Committed:
+    """What everybody is told of a group that was written."""
     gone = [group.locked[task_id] for task_id in group.removed]
     claimed = [assignment for late in group.claims for assignment in late.claimed.assigned]
     written = [*group.changed.values(), *group.inserted.values(), *group.told]
@@ -148,7 +149,14 @@ def _committed(group: Group, born: Sequence[Assignment]) -> Committed:
         slots_freed=_freed(group),
         changes={kind: book.changes(group) for kind, book in group.books.items()},
         assigned=(*born, *streamed),
+        images=_images(group, claimed),
     )
+
+
+def _images(group: Group, claimed: Iterable[Assignment]) -> dict[int, Task | None]:
+    """What is known of held tasks. One that was just claimed is known if nothing of it happens by itself."""
+    images = {one.task.id: one.task if one.next_timer is None else None for one in claimed}
+    return images | dict(image for book in group.books.values() for image in book.images(group))
 
 
 def _freed(group: Group) -> frozenset[Handler]:

@@ -10,6 +10,7 @@ from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.express import Express
 from stepwell_server.engine.spine.handout import Handout
 from stepwell_server.engine.spine.kinds import Committed, Kinds
 from stepwell_server.engine.spine.loops.prune import prune
@@ -26,7 +27,16 @@ class Replica:
     """What everything durable hangs on. It knows no primitive: `kinds` has them."""
 
     def __init__(
-        self, db: Database, hints: Hints, kinds: Kinds, rules: Rules, *, timings: Timings, virtual: bool, embedded: bool
+        self,
+        db: Database,
+        hints: Hints,
+        kinds: Kinds,
+        rules: Rules,
+        *,
+        timings: Timings,
+        virtual: bool,
+        embedded: bool,
+        express: bool = False,
     ) -> None:
         self.db = db
         self.hints = hints
@@ -36,6 +46,8 @@ class Replica:
         self.rules = replace(rules, namespaces=self.registry.namespaces, registered=self.bus.registered)
         self.relay = HintRelay(hints)
         self.committer = Committer(db, kinds, self.rules, self.announce, self.bus.notes.mark, timings)
+        if express:
+            self.committer.express = Express(kinds, self.rules, self.bus.time.stamp)
         self.handout = Handout(self.committer, self.bus, embedded=embedded)
 
     def announce(self, committed: Committed) -> None:
@@ -43,11 +55,13 @@ class Replica:
         self.bus.learn(committed)
         self.relay.note(committed, self.kinds.publish(committed))
         self.handout.deliveries.deliver(committed)
+        self.handout.holders.keep_images(committed.images)
         self.handout.holders.look(committed.must_look)
 
     def heard(self, hint: Hint) -> None:
         """Tell all who wait what another replica has changed."""
         self.bus.notes.add(hint.handlers)
+        self.handout.holders.forget_images(hint.tasks)
         self.handout.holders.look(hint.tasks)
         if hint.order is not None:
             self.handout.take_order(hint.order)

@@ -18,6 +18,7 @@ from stepwell_server.domain.values.errors import RunSuperseded
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.domain.workflows.events import WorkflowEvent, created, ended, enqueued
 from stepwell_server.domain.workflows.frames import Wait
+from stepwell_server.domain.workflows.images import is_image
 from stepwell_server.domain.workflows.instances import (
     PRIORITY,
     Event,
@@ -101,14 +102,15 @@ def ref(task: Task) -> RunRef:
     return RunRef(task.id, task.run_number)
 
 
-def _task_of(birth: Birth[NewInstance]) -> NewTask:
+def task_of(birth: Birth[NewInstance]) -> NewTask:
+    """The task of a new instance."""
     key = birth.new.key
     return NewTask(
         key.handler, key.instance_id, priority=PRIORITY[Reason.RUN], id=birth.id, lease=birth.lease, revision=1
     )
 
 
-_STORE = Store(workflows.insert, workflows.find, _task_of)
+_STORE = Store(workflows.insert, workflows.find, task_of)
 
 
 @dataclass(slots=True)
@@ -129,8 +131,6 @@ class WorkflowBook(Book):
     _steps: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
     _events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     _fresh_events: list[SentEvent] = field(default_factory=list)
-    _unmoved: frozenset[int] = frozenset()
-    _ended: dict[int, Head] = field(default_factory=dict)
 
     # ---- what is to be read
 
@@ -188,6 +188,10 @@ class WorkflowBook(Book):
         if self._reads.requests:
             self.sent |= store.sent_before(tx, self._reads.requests)
 
+    def begin(self, group: Group) -> None:
+        """Take the time over: nothing is read."""
+        self.at = group.at
+
     def read_runs(self, tx: Tx, tasks: Mapping[int, Task], at: Stamp) -> None:
         """Read what was noted of these locked tasks."""
         self.at, reads = at, self._reads
@@ -227,7 +231,7 @@ class WorkflowBook(Book):
         """What became of an instance, of that namespace or of any: by an earlier call of the group, or before."""
         run, fate = self.runs.get(task_id), self._fates.get(task_id)
         if run is not None and run.ending is not None:
-            fate = Fate(run.task.handler.namespace, _end(run).status, 0, run.ending.fence)
+            fate = Fate(run.task.handler.namespace, end_of(run).status, 0, run.ending.fence)
         return fate if fate is not None and namespace in (None, fate.namespace) else None
 
     def lost(self, held: Held, namespace: str | None) -> LostLease | None:
@@ -257,12 +261,10 @@ class WorkflowBook(Book):
     def writes(self, group: Group) -> Iterable[Write]:
         """What became of the runs."""
         yield from self.writes_of_steps()
-        ends = [_end(run) for run in self.runs.values() if run.ending is not None]
+        ends = self._ends()
         if ends:
-            self._ended = {end.id: Head(end.id, end.revision, end.status) for end in ends}
             yield workflows.ending(ends)
         moved = changed_statuses(group.locked, group.changed.values())
-        self._unmoved = frozenset(group.changed) - moved.keys()
         if moved:
             yield workflows.copying_status(moved, self.at.now)
 
@@ -294,16 +296,30 @@ class WorkflowBook(Book):
             yield created(birth.new.key, group.at.now)
         for run in self.runs.values():
             if run.ending is not None:
-                yield _ended(run, group.at.now)
+                yield ended_event(run, group.at.now)
         for task in group.changed.values():
             if task.handler.kind is TaskKind.WORKFLOW:
                 event = enqueued(group.locked[task.id], task, group.at.now)
                 if event is not None:
                     yield event
 
+    def images(self, group: Group) -> Iterable[tuple[int, Task | None]]:
+        """Runs that are held and wait for nothing."""
+        for run in self.runs.values():
+            if run.ending is None:
+                run.task = group.task(run.task.id) or run.task
+                yield run.task.id, run.task if is_image(run) else None
+        for assignment in self.assigned(group):
+            yield assignment.task.id, assignment.task
+
     def changes(self, group: Group) -> Changes:
         """What followers of instances are told."""
-        return Changes(self._unmoved, self._ended)
+        moved = changed_statuses(group.locked, group.changed.values())
+        ended = {end.id: Head(end.id, end.revision, end.status) for end in self._ends()}
+        return Changes(frozenset(group.changed) - moved.keys(), ended)
+
+    def _ends(self) -> list[End]:
+        return [end_of(run) for run in self.runs.values() if run.ending is not None]
 
 
 def _named(frames: Iterable[Frame]) -> Iterable[str]:
@@ -331,13 +347,15 @@ def changed_statuses(before: Mapping[int, Task], after: Iterable[Task]) -> dict[
     }
 
 
-def _end(run: Run) -> End:
+def end_of(run: Run) -> End:
+    """How the instance of a run ends."""
     assert run.ending is not None
     status = InstanceStatus.COMPLETE if run.ending.failure is None else InstanceStatus.ERRORED
     return End(run.task.id, status, run.now, run.task.revision, run.ending.output, run.ending.failure, run.ending.fence)
 
 
-def _ended(run: Run, now: Micros) -> EngineEvent:
+def ended_event(run: Run, now: Micros) -> EngineEvent:
+    """What the end of a run is told as."""
     assert run.ending is not None
     failure = run.ending.failure
     name = WorkflowEvent.COMPLETED if failure is None else WorkflowEvent.ERRORED

@@ -14,6 +14,7 @@ from stepwell_server.domain.values.times import Micros
 from stepwell_server.engine.spine.assignments import Assignment, Leased
 from stepwell_server.engine.spine.kinds import Committed, Kind
 from stepwell_server.engine.workflows.book import Changes, RunInput, WorkflowBook, changed_statuses, ref
+from stepwell_server.engine.workflows.express import ExpressRuns, Hears, nobody_hears
 from stepwell_server.engine.workflows.watches import Watches
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.database.statements import write
@@ -29,8 +30,9 @@ class WorkflowKind(Kind):
 
     kind = TaskKind.WORKFLOW
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, hears: Hears = nobody_hears) -> None:
         self.watches = Watches(db)
+        self.express = ExpressRuns(hears)
 
     def book(self, rules: Rules) -> WorkflowBook:
         """A book for one transaction."""
