@@ -133,9 +133,21 @@ def world_on(database_url: str, *, express: bool) -> Iterator[World]:
             return engine
 
         try:
-            yield World(runner, runner.run(start()))
+            world = World(runner, runner.run(start()))
+            if world.engine.committer.express is not None:
+                world.engine.committer.express.images = Spoiled()
+            yield world
         finally:
             runner.run(stack.aclose())
+
+
+class Spoiled(dict[int, Task]):
+    """Images of which every third is wrong, as if something had happened to its run."""
+
+    def update(self, known: Any = (), /, **_: Any) -> None:
+        """Keep them, some as they were before the last report."""
+        for task_id, image in dict(known).items():
+            self[task_id] = image._replace(revision=image.revision - (image.fence + image.revision) % 3 // 2)
 
 
 # ---- the machine
@@ -449,6 +461,6 @@ def test_runs_do_what_the_model_says(database_url: str, express: bool) -> None:
 
         timings = world.engine.replica.committer.timings
     # A machine in which nothing happens proves nothing.
-    assert not express or min(timings.group_calls[Way.EXPRESS].total, 20 * timings.missed) > 50
+    assert not express or min(timings.group_calls[Way.EXPRESS].total, timings.missed) > 50
     assert min(world.met["claimed"], world.met["frame accepted"]) > 50
     assert not [one for one in SELDOM if not world.met[one]]

@@ -22,7 +22,7 @@ from stepwell_server.domain.spine.births import Birth
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.spine.jobs import Execution, JobStatus
 from stepwell_server.domain.spine.leases import LeaseTimes, Owner
-from stepwell_server.domain.spine.tasks import NewTask, Task
+from stepwell_server.domain.spine.tasks import NewTask, Reason, Stop, Task, TaskStatus
 from stepwell_server.domain.values.asked import Asked
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.workflows.instances import (
@@ -45,9 +45,9 @@ from stepwell_server.storage.hooks.hooks import HookEnd
 from stepwell_server.storage.spine import claims, handlers, leases, limits, names, requests, sessions, tasks, wakes
 from stepwell_server.storage.spine.claims import Served
 from stepwell_server.storage.spine.sessions import Session
+from stepwell_server.storage.workflows import express, runs
 from stepwell_server.storage.workflows import instances as workflows
 from stepwell_server.storage.workflows import pages as listings
-from stepwell_server.storage.workflows import runs
 from stepwell_server.storage.workflows.instances import End
 from stepwell_server.storage.workflows.runs import RunRef, SentEvent, Wanted
 
@@ -66,8 +66,14 @@ _BIRTH = Birth(FAR, births.Wanted(NewInstance(_KEYS[0], Payload("{}"), {"region"
 _HOOK_BIRTH = Birth(FAR, births.Wanted(NewHook(HookKey("default", "h1"), "note", Payload("{}"), "k"), "r1"), 1)
 _HOOK: Any = SimpleNamespace(id=IDS[0], attempts=1, last_attempt_at=1)
 _INSTANCE: Any = SimpleNamespace(id=IDS[0], run_number=0)
+IMAGE = Task(
+    *(IDS[0], ORDER, "i1", 0, Reason.RUN, 9, 0, TaskStatus.PROCESSING, 0, 1, 0, Stop.NONE, False, 0, False, ""),
+    *(None, None, None),
+)
+"""A task of the crowd, once it is held."""
 _STEP = Step("step1", StepType.DO, StepStatus.COMPLETED, 1, 1, 1, 1)
 _EVENT = Event(FAR, "paid", Payload("{}"), 1)
+_REPORT = express.Report(IMAGE, IMAGE, [], ["step1"])
 _HISTORY = {TaskKind.WORKFLOW: workflows.refer_to}
 _ASKED = Asked("anybody", "Do", "r1", sha256().digest())
 _TARGET = Target("default", "note", "https://example.com", (), 1, 1)
@@ -202,6 +208,8 @@ CALLS: dict[Callable[..., Any], Call] = {
     tasks.get: lambda tx: tasks.get(tx, IDS),
     tasks.held: tasks.held,
     tasks.insert: lambda tx: tasks.insert(tx, [NewTask(ORDER, "i1"), NewTask(ORDER, "fresh")], tasks.stamp(tx)),
+    express.report: lambda tx: express.report(tx, [_REPORT], 1),
+    express.bear: lambda tx: express.bear(tx, [_BIRTH.wanted], 1),
     statements.ask: lambda tx: [statements.ask(tx, one) for one in _asked()],
     statements.write: _write,
     tasks.lock: lambda tx: [tasks.lock(tx, IDS, waiting=waiting) for waiting in (False, True)],
