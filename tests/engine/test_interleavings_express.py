@@ -253,6 +253,21 @@ async def test_one_that_the_database_refuses_does_not_fail_the_others(pairs: Pai
     assert [len(await here.steps(f"x{number}")) for number in range(4)] == [1, 1, 0, 1]
 
 
+async def test_a_step_that_no_image_knows_fails_nobody(pairs: Pairs) -> None:
+    """A takeover has counted the open execution: whoever reports that one again is told, and undoes no other report."""
+    (here, _), _ = pairs
+    await _begun(here)
+    await here.lose_worker()
+    again, other = await here.claim_one(BEN), await _begun(here, "y")
+    before = _express(here)
+
+    told, news = await asyncio.gather(here.say(again, done("s1", attempt=1)), here.say(other, done("s1")))
+
+    assert (told.stale is not None, news.stale) == (True, None)
+    assert (_express(here) - before, here.committer.timings.missed) == (1, 1)
+    assert not here.db.faults
+
+
 async def test_a_run_whose_end_is_told_of_is_ended_under_its_lock(pairs: Pairs) -> None:
     (here, _), _ = pairs
     holding = await _begun(here)
