@@ -49,7 +49,7 @@ run: setup ## Start a server on 127.0.0.1:7350 with an SQLite file (ARGS="--flag
 .PHONY: test
 test: setup ## Everything that CI runs, and a table of its tiers
 	@$(BIN)/python scripts/tiers lint types verify-proto verify-gen \
-	  test-python test-serializable test-typescript test-go test-java
+	  test-python test-serializable test-older-postgresql test-typescript test-go test-java
 
 .PHONY: quick
 quick: setup ## The loop while you work: lint, types and the fast tests on SQLite
@@ -64,6 +64,10 @@ test-python: setup ## The server and the Python SDK, on SQLite and PostgreSQL
 .PHONY: test-serializable
 test-serializable: setup ## The storage and engine suites on databases whose default is SERIALIZABLE
 	STEPWELL_TEST_ISOLATION=serializable $(BIN)/pytest -q -n 3 --retry-failed --postgresql-only tests/storage tests/engine -m "not slow"
+
+.PHONY: test-older-postgresql
+test-older-postgresql: setup ## The storage suite with its plans on a PostgreSQL of 15 to 17, if one is installed
+	scripts/with-postgresql "$(BIN)/pytest -q -n 2 --retry-failed --postgresql-only tests/storage"
 
 .PHONY: mutants
 mutants: setup ## Plant bugs one by one and see each caught by its test

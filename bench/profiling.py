@@ -56,7 +56,18 @@ async def profiled(pid: int, title: str) -> AsyncIterator[None]:
     with tempfile.TemporaryDirectory() as folder:
         stacks = Path(folder) / "stacks"
         sampling = await asyncio.create_subprocess_exec(
-            *(str(program), "record", "--pid", str(pid), "--format", "raw", "--function", "--output", str(stacks)),
+            *(
+                str(program),
+                "record",
+                "--pid",
+                str(pid),
+                "--format",
+                "raw",
+                "--function",
+                "--gil",
+                "--output",
+                str(stacks),
+            ),
             *("--rate", str(RATE), "--duration", str(LONGEST)),
             stdout=asyncio.subprocess.DEVNULL,
             stderr=asyncio.subprocess.DEVNULL,

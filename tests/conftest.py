@@ -17,8 +17,9 @@ import trustme
 from sqlalchemy import make_url
 from xdist.scheduler import LoadScopeScheduling
 
-from stepwell_server import app as application
+from stepwell_server.databases import open_database
 from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database
 from stepwell_server.storage.database.payloads import from_text
@@ -132,21 +133,28 @@ def sqlite_url(sqlite_template: Path, tmp_path: Path) -> str:
 
 
 @pytest.fixture
-async def db(database_url: str) -> AsyncIterator[Database]:
+def tuning(request: pytest.FixtureRequest) -> Tuning:
+    """Pauses and bounds of servers and replicas. `@pytest.mark.tuning(field=value)` changes them for a test."""
+    marks = reversed([*request.node.iter_markers("tuning")])  # the nearest one has the last word
+    return Tuning(**{name: value for mark in marks for name, value in mark.kwargs.items()})
+
+
+@pytest.fixture
+async def db(database_url: str, tuning: Tuning) -> AsyncIterator[Database]:
     """A migrated database."""
-    database = application.open_database(make_url(database_url))
+    database = open_database(make_url(database_url), tuning)
     await database.run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=False))
     yield database
     await database.close()
 
 
 @pytest.fixture
-async def start_server() -> AsyncIterator[StartServer]:
+async def start_server(tuning: Tuning) -> AsyncIterator[StartServer]:
     """Starts servers in this process, on free ports, and stops them after the test."""
     async with AsyncExitStack() as stack:
 
         async def start(database_url: str, **settings: object) -> Served:
-            return await stack.enter_async_context(start_in_process(database_url, **settings))
+            return await stack.enter_async_context(start_in_process(database_url, **{"tuning": tuning, **settings}))
 
         yield start
 

@@ -33,12 +33,12 @@ class Sleeper(WorkflowEntrypoint[Any, Any]):
     """L2: sleeps, then one step."""
 
     name = "sleeper"
-    called: dict[int, float] = {}
+    called: dict[str, float] = {}
     """When each called sleep: the code before a sleep may run once more after it, and shall not count anew."""
 
     async def run(self, event: Any, step: Any) -> float:
         """Return by how much it woke too late, counted from the call."""
-        called = self.called.setdefault(event.payload["number"], time.time())
+        called = self.called.setdefault(event.instance_id, time.time())
         await step.sleep("nap", f"{NAP:g} seconds")
         late = time.time() - called - NAP
 

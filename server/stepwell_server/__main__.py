@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import structlog
 import uvloop
 
-from stepwell_server import app, config, telemetry
+from stepwell_server import app, config, databases, telemetry
 from stepwell_server.api.edge.access import PolicyNotFound
 from stepwell_server.api.edge.listeners import CannotListen
 from stepwell_server.storage.database.sqlite import CannotOpen
@@ -17,7 +17,7 @@ from stepwell_server.storage.deployments import ClockModeMismatch
 
 _REFUSALS = (
     config.InvalidSettings,
-    app.CannotUseDatabase,
+    databases.CannotUseDatabase,
     CannotOpen,
     ClockModeMismatch,
     CannotListen,
@@ -47,7 +47,7 @@ async def _serve(arguments: Sequence[str]) -> None:
 
 async def _migrate(arguments: Sequence[str]) -> None:
     settings = _settings([one for one in arguments if one != _CHECK], "stepwell migrate", _CHECK_HELP)
-    version = await (app.check_database if _CHECK in arguments else app.migrate_database)(settings)
+    version = await (databases.check_database if _CHECK in arguments else databases.migrate_database)(settings)
     print(f"the database is at schema {version}")
 
 
@@ -60,7 +60,7 @@ def _settings(arguments: Sequence[str], program: str, epilog: str = "") -> confi
 
 
 def _announce(addresses: app.Addresses) -> None:
-    """One line, for whoever waits until the server serves."""
+    """Print one line, for a process that waits until the server serves."""
     _settle()
     print(f"listening on {addresses.listen} (ops {addresses.ops_listen})", flush=True)
 

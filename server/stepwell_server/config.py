@@ -58,7 +58,7 @@ _OF_OTHERS = {FAILPOINT} | {
 }
 _NEARLY = 0.8
 _SERVICE_LINK = re.compile(ENV_PREFIX + r"(\w+_)?(SERVICE_(HOST|PORT(_\w+)?)|PORT(_\d+_\w+)?)")
-"""What Kubernetes sets in every container for a service that is called stepwell, or begins so."""
+"""Variables that Kubernetes sets in every container for a service whose name begins with stepwell."""
 
 
 class InvalidSettings(Exception):
@@ -125,7 +125,7 @@ Seconds = Annotated[timedelta, BeforeValidator(_seconds), Ge(timedelta(0))]
 
 
 class LimitSettings(BaseModel):
-    """What callers may send; `domain/values/limits.py` has the defaults."""
+    """Limits of what callers may send; `domain/values/limits.py` has the defaults."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -267,7 +267,7 @@ class Settings(BaseSettings):
 
     @property
     def database_url(self) -> URL:
-        """The database, parsed. What libpq calls postgres: is postgresql:."""
+        """The database, parsed. The scheme postgres: of libpq is postgresql:."""
         url = make_url(self.database.get_secret_value())
         return url.set(drivername="postgresql") if url.drivername == "postgres" else url
 
@@ -278,7 +278,7 @@ class Settings(BaseSettings):
 
     @property
     def serves_reflection(self) -> bool:
-        """True if reflection is on: as told, or where nobody else can see it."""
+        """True if reflection is on: as set, or by default where only this machine can see it."""
         return self.serves_loopback_only if self.reflection is None else self.reflection
 
     @property
@@ -317,7 +317,7 @@ class Settings(BaseSettings):
         return self
 
     def warnings(self) -> list[str]:
-        """What is allowed and hardly meant, in one line each."""
+        """Settings that are allowed and hardly meant, in one line each."""
         found, url = [], self.database_url
         if os.environ.get(FAILPOINT):
             found.append(f"{FAILPOINT} is set: this server will crash at {os.environ[FAILPOINT]}")

@@ -1,4 +1,4 @@
-"""What a policy is written with. These names stay where they are."""
+"""The names that a policy is written with. They stay where they are."""
 
 from stepwell_server.api.edge.access import AllowAll, Caller, Category, Policy, Principal
 from stepwell_server.domain.values.errors import Unauthenticated

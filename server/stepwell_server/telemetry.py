@@ -1,6 +1,6 @@
 """Logs and metrics: how they are made and where they go. No other module configures them.
 
-What the engine measures of itself is counted in `engine/spine/timings.py`, without locks, and read at a scrape.
+Measurements of the engine are counted in `engine/spine/timings.py`, without locks, and read at a scrape.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def configure_logs(log_format: LogFormat, level: LogLevel) -> None:
 
 
 class Metrics:
-    """What Prometheus sees. Labels come from fixed sets, never from what callers send."""
+    """The metrics for Prometheus. Labels come from fixed sets, never from what callers send."""
 
     def __init__(self) -> None:
         self.registry = CollectorRegistry()
@@ -89,7 +89,7 @@ class Metrics:
 
 
 class _Engine(Collector):
-    """What the engine has counted, as it stands at a scrape."""
+    """The counts of the engine, as they stand at a scrape."""
 
     def __init__(self, timings: Timings) -> None:
         self._timings = timings

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import pytest
 
-from stepwell_server.engine.spine.loops import sweep
+from stepwell_server.domain.values.tuning import Tuning
 from tests.support.calls.flows import Flows
 from tests.support.calls.triggers import Triggers
 from tests.support.servers.servers import Served, StartServer
@@ -55,10 +56,9 @@ async def still(start_server: StartServer, database_url: str) -> Served:
 
 
 @pytest.fixture
-async def brisk(start_server: StartServer, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Served:
+async def brisk(start_server: StartServer, database_url: str, tuning: Tuning) -> Served:
     """A server that sweeps all the time and gives broken streams no grace: lost workers are noticed within a moment."""
-    monkeypatch.setattr(sweep, "INTERVAL", 0.05)
-    return await start_server(database_url, leases={"reconnect_grace": 0})
+    return await start_server(database_url, tuning=replace(tuning, sweep_interval=0.05), leases={"reconnect_grace": 0})
 
 
 @pytest.fixture

@@ -18,10 +18,8 @@ from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.api.edge import calls
 from stepwell_server.api.edge.access import Caller, Category, PolicyNotFound, Principal, load_policy
 from stepwell_server.domain.values.errors import Unauthenticated
-from stepwell_server.engine.spine import waits
 from tests.api.conftest import Hire
 from tests.support.calls.errors import refusal
 from tests.support.calls.flows import Flows, status_name
@@ -84,10 +82,8 @@ async def test_a_caller_without_a_name_is_turned_away(guarded: Served) -> None:
     assert (error.code.name, error.reason, error.metadata) == ("UNAUTHENTICATED", "UNAUTHENTICATED", {})
 
 
-async def test_a_policy_that_never_answers_holds_no_call(
-    start_server: StartServer, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(calls, "POLICY_DEADLINE", 0.05)
+@pytest.mark.tuning(policy_deadline=0.05)
+async def test_a_policy_that_never_answers_holds_no_call(start_server: StartServer, sqlite_url: str) -> None:
     server = await start_server(sqlite_url, policy=f"{HERE}:Silent")
     watch = DispatcherServiceStub(server.channel).WakeStream(dispatchers_pb2.WakeStreamRequest())
     told = [
@@ -258,13 +254,13 @@ async def test_calls_that_wait_are_answered_when_the_server_goes_away(
     assert (status_name(waited.status), status_name(created.status), claimed) == ("RUNNING", "QUEUED", [])
 
 
+@pytest.mark.tuning(drain_wait=0.05)
 async def test_a_wait_that_begins_while_the_server_goes_away_is_a_short_one(
-    server: Served, hire: Hire, flows: Flows, monkeypatch: pytest.MonkeyPatch
+    server: Served, hire: Hire, flows: Flows
 ) -> None:
-    monkeypatch.setattr(waits, "PACE", 0.05)
     await hire(credit=0)
     await flows.create("one")
-    server.app._replica.kinds.drain()
+    server.app.parts.replica.kinds.drain()
 
     async with asyncio.timeout(PATIENCE):
         assert status_name((await flows.wait("one", 60)).status) == "QUEUED"

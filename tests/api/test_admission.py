@@ -18,8 +18,9 @@ from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell_server.api.edge.access import Principal
 from stepwell_server.api.edge.admission import DESERTED, Admission, Bounds
-from stepwell_server.app import App, open_database
+from stepwell_server.app import App
 from stepwell_server.config import Settings
+from stepwell_server.databases import open_database
 from stepwell_server.domain.values.errors import RateLimited, ServerBusy, StepwellError, StreamLimit
 from tests.support.calls.errors import refusal
 from tests.support.patience import PATIENCE
@@ -49,7 +50,7 @@ class Door:
             if not waits:
                 yield
                 return
-            with call.waiting():
+            with call.waiting_place():
                 yield
 
     async def crowd(self, stack: AsyncExitStack, name: str, **call: Any) -> StepwellError:

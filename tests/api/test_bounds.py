@@ -6,6 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Iterator
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, NoReturn
 
 import pytest
@@ -21,11 +22,13 @@ from stepwell_server.api.edge.parsing import Parser
 from stepwell_server.api.edge.validate import Validator
 from stepwell_server.api.wire.frames import NUMBERED, FrameReader
 from stepwell_server.api.wire.reading import Reader
+from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.values import strict_json
 from stepwell_server.domain.values.errors import InvalidRequest
 from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.engine.spine import turns
+from stepwell_server.engine.spine.links import Link
 from tests.support.calls import raw
 from tests.support.calls.requests import METHODS, Path, full, hello, message, name_of, payloads, repeated, with_payload
 from tests.support.servers.servers import Served
@@ -92,9 +95,8 @@ async def test_a_large_message_is_refused_before_it_is_parsed(
             raise AssertionError("it was parsed")
 
     monkeypatch.setattr(wire, "_value", counting)
-    monkeypatch.setattr(wire, "MOST_FIELDS", 5000)
     with pytest.raises(InvalidRequest) as refused:
-        await Parser(LIMITS).parse(Unparsed().parse, body)
+        await Parser(replace(LIMITS, message_values=5000)).parse(Unparsed().parse, body)
 
     assert len(body) > parsing.COUNTED_BYTES
     assert refused.value.metadata["field"] == path[0].name
@@ -236,6 +238,31 @@ async def test_every_payload_is_looked_at_once_and_in_parts(
     await rounds.beside(_answered(sqlite_server, method, with_payload(method.input_type, path, text)))
 
     assert looked_at == len(text)
+    assert max(rounds.work.values()) <= 2 * turns.PART
+
+
+STRANGE = range(1, 1000)
+ACKS = [workers_pb2.WorkerFrame(task_id=one, fence=1, task_ack=workers_pb2.TaskAck()) for one in STRANGE]
+BEAT = workers_pb2.Heartbeat(held=[workers_pb2.HeldTask(task_id=one, fence=1) for one in STRANGE], heartbeat_number=1)
+
+
+@pytest.mark.parametrize("frames", [ACKS, [workers_pb2.WorkerFrame(heartbeat=BEAT)]], ids=["acks", "heartbeat"])
+async def test_leases_that_are_not_held_are_answered_in_parts(
+    frames: list[workers_pb2.WorkerFrame], sqlite_server: Served, rounds: Rounds, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lose = Link.lose
+
+    def counting(link: Link, held: Held) -> None:
+        rounds.note(turns.LEASE_COST)
+        lose(link, held)
+
+    monkeypatch.setattr(Link, "lose", counting)
+    (connect,) = [method for method in METHODS if method.name == "Connect"]
+    request = workers_pb2.ConnectRequest(frames=[workers_pb2.WorkerFrame(hello=hello()), *frames])
+
+    await rounds.beside(_answered(sqlite_server, connect, request))
+
+    assert sum(rounds.work.values()) == len(STRANGE) * turns.LEASE_COST
     assert max(rounds.work.values()) <= 2 * turns.PART
 
 

@@ -31,18 +31,18 @@ async def test_a_name_that_nobody_ever_hosted_waits_a_day_and_then_fails_by_its_
     await frozen.trigger("one", "nobody", retry=retry(2, delay=60))
     await frozen.trigger("young", "nobody", process_at=await frozen.now() + 3600)
     await frozen.advance(DAY - 1)
-    await still.app._sweep.once()
+    await still.app.sweep.once()
     assert (await frozen.get("one")).attempts == 0
 
     await frozen.advance(1)
-    await still.app._sweep.once()
+    await still.app.sweep.once()
     hook = await frozen.get("one")
     assert (status_of(hook), hook.attempts, hook.failure.name) == ("PENDING", 1, "HOOK_HANDLER_NOT_FOUND")
     assert "nobody" in hook.failure.message
     assert at(hook.next_attempt_at) == await frozen.now() + 60
     assert (await frozen.status("young"), (await frozen.get("young")).attempts) == ("PENDING", 0)
     await frozen.advance(60 + DAY)
-    await still.app._sweep.once()
+    await still.app.sweep.once()
 
     hook = await frozen.get("one")
     assert (status_of(hook), hook.attempts) == ("FAILED", 2)
@@ -51,7 +51,7 @@ async def test_a_name_that_nobody_ever_hosted_waits_a_day_and_then_fails_by_its_
 async def test_a_time_in_the_past_does_not_make_a_name_unknown_for_longer(frozen: Triggers, still: Served) -> None:
     await frozen.trigger("one", "nobody", process_at=await frozen.now() - 2 * DAY)
 
-    await still.app._sweep.once()
+    await still.app.sweep.once()
 
     assert (await frozen.get("one")).attempts == 0
 
@@ -61,7 +61,7 @@ async def test_a_name_whose_workers_are_away_just_waits(frozen: Triggers, still:
     await frozen.trigger("one")
 
     await frozen.advance(30 * DAY)
-    await still.app._sweep.once()
+    await still.app.sweep.once()
 
     assert (await frozen.status("one"), (await frozen.get("one")).attempts) == ("PENDING", 0)
     assert (await (await hire_at(still, hooks=("note",))).take()).hook.attempt == 1

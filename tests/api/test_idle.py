@@ -41,7 +41,7 @@ async def test_at_rest_a_server_asks_nothing_but_its_sweep(
 
         with counted(served.app) as statements:
             for _ in range(ROUNDS):
-                await served.app._sweep.once()
+                await served.app.sweep.once()
                 await served.app._swept(True)
                 await worker.beat()
 

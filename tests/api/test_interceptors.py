@@ -14,6 +14,7 @@ from structlog.testing import capture_logs
 from stepwell.v1 import workflows_pb2 as pb
 from stepwell_server.api.edge.interceptors import _parsed_stream, observed, translated
 from stepwell_server.api.edge.parsing import Parser
+from stepwell_server.api.edge.shares import Turn
 from stepwell_server.domain.values.limits import Limits
 from stepwell_server.telemetry import Metrics
 
@@ -27,7 +28,7 @@ async def test_a_stream_that_ends_because_the_server_stops_ends_without_an_error
 
     handler: Any = SimpleNamespace(request_deserializer=pb.WatchInstancesRequest.FromString)
 
-    assert [message async for message in _parsed_stream(Parser(Limits()), handler, cut())] == [
+    assert [message async for message in _parsed_stream(Parser(Limits()), handler, cut(), Turn())] == [
         pb.WatchInstancesRequest()
     ]
 

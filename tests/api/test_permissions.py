@@ -10,7 +10,6 @@ import pytest
 from stepwell.errors import reason_name
 from stepwell.v1 import namespaces_pb2, transactions_pb2, workers_pb2, workflows_pb2
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
-from stepwell_server.api.edge import streams
 from stepwell_server.api.edge.access import (
     METHODS,
     AllowAll,
@@ -141,11 +140,11 @@ async def test_the_policy_is_asked_once_a_namespace_is_known_and_about_that_one(
         assert Curious.asked == expected, method.name
 
 
+@pytest.mark.tuning(policy_interval=0.02)
 async def test_a_stream_is_asked_again_about_namespaces_of_what_it_follows_and_no_others(
-    start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+    start_server: StartServer, sqlite_url: str, hire_at: Hire
 ) -> None:
     """A client that names a new one with every target would make it remember them all."""
-    monkeypatch.setattr(streams, "CHECKED_EVERY", 0.02)
     server = await start_server(sqlite_url, policy=f"{HERE}:Noting")
     await hire_at(server, credit=0)
     await Flows(server.channel).create("one")

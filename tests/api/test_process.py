@@ -298,7 +298,7 @@ async def test_a_caller_who_goes_away_takes_nothing_along(
 
     await hooks.trigger("two")
     assert (await sidecar.process()).handed_out == 1
-    assert not external.app._replica.handout.holders._endings
+    assert not external.app.parts.replica.handout.holders._endings
 
 
 async def test_a_pass_on_one_replica_moves_what_a_worker_of_another_can_take(

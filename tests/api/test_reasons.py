@@ -19,8 +19,7 @@ from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.api import workers as servicer
-from stepwell_server.api.edge import streams
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.storage.database.database import CommitUnknown, LostRace
 from tests.api.conftest import Hire
 from tests.support.calls.flows import Flows
@@ -275,9 +274,8 @@ async def _(on: Stage) -> Any:
     return of_stream(worker)
 
 
-@case("HELLO_TIMEOUT")
+@case("HELLO_TIMEOUT", tuning=Tuning(hello_timeout=1.0))
 async def _(on: Stage) -> Any:
-    on.patch(servicer, "HELLO_LIMIT", 0.05)
     worker = await on.hire_at(on.server, connect=False)
     worker.open()
     await worker.until_over()
@@ -299,28 +297,26 @@ async def _(on: Stage) -> Any:
     return await on.hello()
 
 
-@case("RATE_LIMITED", policy=GRANTED, call_rate=0.001, call_burst=1)
+@case("RATE_LIMITED", policy=GRANTED, call_rate=0.001, call_burst=3)  # of which its worker may need more than one
 async def _(on: Stage) -> Any:
-    for _ in range(2):
+    for _ in range(4):
         await _info(on)
 
 
-@case("FRAME_RATE")
+@case("FRAME_RATE", tuning=Tuning(frames_per_second=0))
 async def _(on: Stage) -> Any:
-    on.patch(servicer, "FRAMES_PER_SECOND", 0)
-    on.patch(servicer, "STRANGE", servicer.FRAMES_AT_ONCE + 1)
-    await on.worker.say(pb.WorkerFrame(task_ack=pb.TaskAck()))
+    for _ in range(5):
+        await on.worker.say(*[pb.WorkerFrame(task_ack=pb.TaskAck())] * 1000)
     await on.worker.until_over()
     return of_stream(on.worker)
 
 
-@case("SLOW_CONSUMER")
+@case("SLOW_CONSUMER", tuning=Tuning(write_timeout=1.0))
 async def _(on: Stage) -> Any:
     deaf = WorkerServiceStub(on.channel).Connect()
     hello = HandWorker(on.channel).hello(handlers=handlers("deaf"), worker_id="deaf")
     await deaf.write(pb.ConnectRequest(frames=[pb.WorkerFrame(hello=hello), grant(20)]))
     await _until_hosted(on, "deaf")
-    on.patch(streams, "WRITE_LIMIT", 0.1)
     for _ in range(8):
         await Flows(on.channel, "deaf").create(params=LARGE[:1_000_000] + '"')
     await _until_gone(on, "deaf")
@@ -411,7 +407,7 @@ CASES |= {
 
 @case("SHUTTING_DOWN")
 async def _(on: Stage) -> Any:
-    on.server.app._workers.drain()
+    on.server.app.parts.workers.drain()
     return await on.hello()
 
 

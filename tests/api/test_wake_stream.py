@@ -9,8 +9,6 @@ from contextlib import AsyncExitStack, aclosing
 import pytest
 from sqlalchemy import update
 
-from stepwell_server.api import dispatchers as servicer
-from stepwell_server.api.edge import streams
 from stepwell_server.domain.spine.wakes import WakeFilter
 from stepwell_server.domain.values.times import SECOND
 from stepwell_server.storage.schema import tasks
@@ -102,7 +100,7 @@ async def test_a_lease_is_followed_to_its_end(sidecar: Sidecar, external: Served
 
         lapse = update(tasks).values(locked_until=tasks.c.locked_until - 60 * SECOND)
         await external.app.db.run_tx(lambda tx: tx.execute(lapse) and None)
-        await external.app._sweep.once()
+        await external.app.sweep.once()
         await follower.until(is_due)
         (task,) = await caller.claim()
         assert task.fence > lost.fence
@@ -156,7 +154,7 @@ async def test_numbers_never_go_back(sidecar: Sidecar, hooks: Triggers) -> None:
 
 async def test_a_slow_reader_gets_the_newest_only(external: Served, hooks: Triggers) -> None:
     now = await hooks.now()
-    follow = external.app._dispatchers.follow(WakeFilter("default"), keepalive=30)
+    follow = external.app.parts.dispatchers.follow(WakeFilter("default"), keepalive=30)
     async with aclosing(follow) as wakes, asyncio.timeout(PATIENCE):
         await anext(wakes)
         for number in range(50):  # and nobody reads
@@ -169,11 +167,9 @@ async def test_a_slow_reader_gets_the_newest_only(external: Served, hooks: Trigg
             await asyncio.wait_for(anext(wakes), 0.2)
 
 
-async def test_a_message_is_repeated_from_time_to_time_with_the_time_of_then(
-    sidecar: Sidecar, hooks: Triggers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.tuning(keepalive=0.1)
+async def test_a_message_is_repeated_from_time_to_time_with_the_time_of_then(sidecar: Sidecar, hooks: Triggers) -> None:
     """Who counts from an old time would sleep too long."""
-    monkeypatch.setattr(servicer, "KEEPALIVE", 0.1)
     soon = await hooks.now() + 60
     await hooks.trigger("one", process_at=soon)
     async with sidecar.follow() as follower:
@@ -214,17 +210,17 @@ async def test_many_followers_hear_the_same_and_ask_nothing(external: Served, ho
 async def test_nothing_is_kept_of_a_follower_who_has_gone(external: Served, sidecar: Sidecar) -> None:
     async with sidecar.follow() as one, sidecar.follow() as other:
         await asyncio.gather(one.first(), other.first())
-        assert len(external.app._dispatchers._feeds) == 1
+        assert len(external.app.parts.dispatchers._feeds) == 1
 
     async with asyncio.timeout(PATIENCE):
-        while external.app._dispatchers._feeds:
+        while external.app.parts.dispatchers._feeds:
             await asyncio.sleep(0.005)
 
 
 async def test_a_draining_server_says_so_and_ends_the_stream(sidecar: Sidecar, external: Served) -> None:
     async with sidecar.follow() as follower:
         await follower.first()
-        external.app._dispatchers.drain()
+        external.app.parts.dispatchers.drain()
         last = await follower.until(lambda said: said.draining)
         assert await follower.until_over() is None
 
@@ -234,10 +230,10 @@ async def test_a_draining_server_says_so_and_ends_the_stream(sidecar: Sidecar, e
         assert await late.until_over() is None
 
 
+@pytest.mark.tuning(policy_interval=0.02)
 async def test_a_credential_that_expires_ends_the_stream(
     start_server: StartServer, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "CHECKED_EVERY", 0.02)
     server = await start_server(sqlite_url, policy=REVOCABLE)
     async with Sidecar(server.channel).follow() as follower:
         await follower.first()

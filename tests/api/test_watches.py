@@ -12,8 +12,6 @@ from grpc import aio
 
 from stepwell.errors import CallFailed, failure_of, reason_name
 from stepwell.v1 import workflows_pb2 as pb
-from stepwell_server.api import watches as stream
-from stepwell_server.api.edge import streams
 from stepwell_server.api.edge.access import AllowAll, Category, Principal
 from tests.api.conftest import Hire
 from tests.api.test_worker_stream import REVOCABLE, Revocable, until_cut
@@ -21,7 +19,7 @@ from tests.support.calls.flows import Flows, status_name
 from tests.support.patience import PATIENCE
 from tests.support.servers.servers import Served, StartServer
 from tests.support.workers.frames import done, finish, suspend, wait_for
-from tests.support.workers.workers import HandWorker, Job, grant
+from tests.support.workers.workers import HandWorker, Job, UnaryWorker, grant
 
 HERE = "tests.api.test_watches"
 
@@ -309,8 +307,8 @@ async def test_a_namespace_that_is_not_allowed_is_refused_alone(
         assert (await watch.change()).instance.instance_id == "one"
 
 
-async def test_silence_is_broken_by_empty_messages(watch: Watch, flows: Flows, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stream, "KEEPALIVE", 0.02)
+@pytest.mark.tuning(keepalive=0.02)
+async def test_silence_is_broken_by_empty_messages(watch: Watch, flows: Flows) -> None:
     await flows.create("one")
     await watch.add("one")
     await watch.change()
@@ -391,10 +389,8 @@ async def test_many_refusals_come_in_messages_that_fit(watch: Watch) -> None:
     assert max(message.ByteSize() for message in watch.messages) < 4 * 1024 * 1024
 
 
-async def test_a_stream_follows_so_many_instances_and_no_more(
-    watch: Watch, flows: Flows, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(stream, "MOST_FOLLOWED", 2)
+@pytest.mark.tuning(most_followed=2)
+async def test_a_stream_follows_so_many_instances_and_no_more(watch: Watch, flows: Flows) -> None:
     await flows.create_many(*(flows.item(name) for name in "abc"))
     for name in "ab":
         await watch.add(name)
@@ -410,6 +406,7 @@ async def test_a_stream_follows_so_many_instances_and_no_more(
     assert (await watch.change()).instance.instance_id == "c"
 
 
+@pytest.mark.tuning(write_timeout=1.0)
 async def test_a_client_that_never_reads_states_is_cut_off(server: Served, worker: HandWorker, flows: Flows) -> None:
     await worker.goodbye()  # the workflow is registered
     names = [f"i{number}" for number in range(8)]
@@ -423,11 +420,12 @@ async def test_a_client_that_never_reads_states_is_cut_off(server: Served, worke
         assert (await watch.end()).reason == "SLOW_CONSUMER"
 
 
+@pytest.mark.tuning(write_timeout=0.0)
 async def test_a_client_that_does_not_read_the_first_message_is_told_why_it_is_cut_off(
-    server: Served, worker: HandWorker, flows: Flows, monkeypatch: pytest.MonkeyPatch
+    server: Served, flows: Flows
 ) -> None:
+    await UnaryWorker(server.channel).register()
     await flows.create("one")
-    monkeypatch.setattr(streams, "WRITE_LIMIT", 0.0)
 
     async with watching(flows) as watch:
         await watch.add("one")
@@ -435,6 +433,7 @@ async def test_a_client_that_does_not_read_the_first_message_is_told_why_it_is_c
         assert (await watch.end()).reason == "SLOW_CONSUMER"
 
 
+@pytest.mark.tuning(write_timeout=1.0)
 async def test_a_client_that_asks_and_never_reads_is_cut_off(server: Served, flows: Flows) -> None:
     async with watching(flows) as watch, until_cut(server):
         asking = asyncio.create_task(watch.flood(*(f"nobody-{number}" for number in range(1000))))
@@ -442,10 +441,10 @@ async def test_a_client_that_asks_and_never_reads_is_cut_off(server: Served, flo
     await asyncio.wait([asking])
 
 
+@pytest.mark.tuning(policy_interval=0.02)
 async def test_a_credential_that_expires_ends_the_stream_although_much_changes(
     start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "CHECKED_EVERY", 0.02)
     server = await start_server(sqlite_url, policy=REVOCABLE)
     await hire_at(server, credit=0)
     flows = Flows(server.channel)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from sqlalchemy import update
 
 from stepwell.errors import reason_name
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
-from stepwell_server.storage.spine import sessions
+from stepwell_server.storage.schema import sessions
+from stepwell_server.storage.spine.sessions import CALLER_SEEN
 from tests.api.conftest import Hire
 from tests.support.calls.errors import refusal
 from tests.support.calls.flows import Flows, step_status
@@ -419,12 +421,10 @@ async def test_a_list_of_workers_with_many_handlers_fits_into_messages(sqlite_se
     assert len(await worker_names(sqlite_server, page_size=100)) == 61
 
 
-async def test_a_session_that_has_not_called_for_long_must_register_again(
-    caller: UnaryWorker, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sessions, "CALLER_SEEN", 0)
+async def test_a_session_that_has_not_called_for_long_must_register_again(server: Served, caller: UnaryWorker) -> None:
+    older = update(sessions).values(seen_at=sessions.c.seen_at - CALLER_SEEN)
+    await server.app.db.run_tx(lambda tx: tx.execute(older).rowcount)
 
     assert (await refusal(caller.claim())).reason == "SESSION_NOT_REGISTERED"
-    monkeypatch.undo()
     await caller.register()
     assert await caller.claim() == []

@@ -13,10 +13,10 @@ from grpc import aio
 from stepwell.errors import failure_of
 from stepwell.v1 import workers_pb2 as pb
 from stepwell_server.domain.values.errors import DatabaseUnavailable
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.engine.spine.calls import Renew
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.inbox import Sender
-from stepwell_server.engine.spine.loops import sweep
 from tests.api.conftest import Hire
 from tests.support.calls.flows import Flows, step_status
 from tests.support.faults.faults import FaultyBackend, Rates
@@ -29,18 +29,17 @@ T = TypeVar("T")
 
 
 @pytest.fixture
-async def server(start_server: StartServer, database_url: str, monkeypatch: pytest.MonkeyPatch) -> Served:
+async def server(start_server: StartServer, database_url: str) -> Served:
     """A server that soon notices a task that it claimed and never sent."""
-    monkeypatch.setattr(sweep, "INTERVAL", 0.05)
-    return await start_server(database_url, leases={"ack_window": 1})
+    return await start_server(database_url, tuning=Tuning(sweep_interval=0.05), leases={"ack_window": 1})
 
 
 @pytest.fixture(params=[1, 2])
 def backend(server: Served, request: pytest.FixtureRequest) -> FaultyBackend:
     """The server's database, with faults in what it commits in groups."""
     rates = {"group": Rates(error=0.15, execute_then_fail=0.15)}
-    backend = FaultyBackend(server.app.db._backend, rates, request.param)
-    server.app.db._backend = backend
+    backend = FaultyBackend(server.app.db.backend, rates, request.param)
+    server.app.db.backend = backend
     return backend
 
 

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 from stepwell.v1 import workers_pb2 as pb
-from stepwell_server.api import workers as servicer
 from stepwell_server.api.edge import streams
 from tests.api.conftest import Hire
 from tests.support.calls.flows import Flows
@@ -34,11 +33,11 @@ def many_bodies() -> pb.WorkerFrame:
     return begin(*[opening("a")] * 9000, number=1)
 
 
+@pytest.mark.tuning(frames_per_second=0)
 @pytest.mark.parametrize("frame", [many_leases(), many_bodies()], ids=["leases", "bodies"])
 async def test_everything_that_a_frame_names_counts(
-    sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch, frame: pb.WorkerFrame
+    sqlite_server: Served, hire_at: Hire, frame: pb.WorkerFrame
 ) -> None:
-    monkeypatch.setattr(servicer, "FRAMES_PER_SECOND", 0)
     worker = await hire_at(sqlite_server, credit=0)
 
     await worker.say(*[frame] * 5)
@@ -47,10 +46,8 @@ async def test_everything_that_a_frame_names_counts(
     assert ended(worker) == "FRAME_RATE"
 
 
-async def test_frames_beside_a_hello_count(
-    sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(servicer, "FRAMES_PER_SECOND", 0)
+@pytest.mark.tuning(frames_per_second=0)
+async def test_frames_beside_a_hello_count(sqlite_server: Served, hire_at: Hire) -> None:
     worker = await hire_at(sqlite_server, connect=False)
 
     await worker.connect(*[many_leases()] * 41)
@@ -74,7 +71,7 @@ async def test_what_a_worker_says_waits_until_it_reads_what_it_is_told(
     worker, flows = await hire_at(server), Flows(server.channel)
     await flows.create("one", '"' + "x" * 2048 + '"')
     job = await worker.take()
-    (connection,) = server.app._workers._connections.values()
+    (connection,) = server.app.parts.workers._connections.values()
 
     is_read.clear()
     await job.send(need_state())

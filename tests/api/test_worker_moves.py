@@ -10,7 +10,7 @@ from google.protobuf.duration_pb2 import Duration
 from stepwell.v1 import clock_pb2
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceStub
-from stepwell_server import app as application
+from stepwell_server import databases
 from stepwell_server.engine.spine.connections import MOST_CREDIT
 from stepwell_server.storage.database.hints import NoHints
 from tests.api.conftest import Hire
@@ -106,7 +106,7 @@ async def test_an_event_wakes_a_run_for_a_worker_at_another_replica(
 async def test_an_event_whose_hint_was_lost_is_told_with_the_next_heartbeat(
     start_server: StartServer, postgres_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(application, "open_hints", lambda url: NoHints())
+    monkeypatch.setattr(databases, "open_hints", lambda *_: NoHints())
     here, there = await start_server(postgres_url), await start_server(postgres_url)
     worker = await hire_at(here)
     await Flows(here.channel).create("one")

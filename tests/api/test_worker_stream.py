@@ -16,11 +16,9 @@ from stepwell.errors import CallFailed, failure_of
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.workers_pb2_grpc import WorkerServiceStub
 from stepwell_server.api import workers as servicer
-from stepwell_server.api.edge import listeners, streams
 from stepwell_server.api.edge.access import AllowAll, Caller, Category, Principal
 from stepwell_server.domain.values.errors import Unauthenticated
 from stepwell_server.engine import sessions
-from stepwell_server.engine.spine.loops import sweep
 from tests.api.conftest import Hire
 from tests.support.calls.errors import refusal
 from tests.support.calls.flows import Flows
@@ -78,10 +76,8 @@ async def test_a_stream_that_ends_without_a_word_is_refused(sqlite_server: Serve
     assert ended(worker) == ("INVALID_ARGUMENT", "HELLO_REQUIRED")
 
 
-async def test_a_hello_that_does_not_come_is_not_waited_for(
-    sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(servicer, "HELLO_LIMIT", 0.05)
+@pytest.mark.tuning(hello_timeout=0.05)
+async def test_a_hello_that_does_not_come_is_not_waited_for(sqlite_server: Served, hire_at: Hire) -> None:
     worker = await hire_at(sqlite_server, connect=False)
 
     worker.open()
@@ -177,10 +173,10 @@ async def test_a_server_with_nothing_to_say_says_that_it_is_there(
     assert later.now.ToMicroseconds() > unasked.now.ToMicroseconds() > 0
 
 
+@pytest.mark.tuning(policy_interval=0.02)
 async def test_a_credential_that_expires_ends_the_stream(
     start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(streams, "CHECKED_EVERY", 0.02)
     server = await start_server(sqlite_url, policy=REVOCABLE)
     worker = await hire_at(server, metadata=(("authorization", "anna"),))
     other = await hire_at(server, metadata=(("authorization", "ben"),))
@@ -192,11 +188,11 @@ async def test_a_credential_that_expires_ends_the_stream(
     assert (await other.beat()).credit == 1
 
 
+@pytest.mark.tuning(policy_interval=0.02)
 async def test_a_stream_ends_when_its_credential_becomes_that_of_another(
     start_server: StartServer, sqlite_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its session, and what that holds, is the former principal's."""
-    monkeypatch.setattr(streams, "CHECKED_EVERY", 0.02)
     server = await start_server(sqlite_url, policy=REVOCABLE)
     worker = await hire_at(server, metadata=(("authorization", "anna"),))
     monkeypatch.setattr(Revocable, "passed_on", {"anna": "ben"})
@@ -219,7 +215,7 @@ async def test_a_stream_needs_permission_for_its_namespace(
 async def test_a_worker_that_comes_while_the_server_goes_away_is_sent_elsewhere(server: Served, hire: Hire) -> None:
     """Taken in and told to go, it would come again at once; taken in and told nothing, it would lose its leases."""
     late = await hire(connect=False)
-    server.app._workers.drain()
+    server.app.parts.workers.drain()
 
     assert (await refusal_of(late.connect())).reason == "SHUTTING_DOWN"
 
@@ -227,10 +223,8 @@ async def test_a_worker_that_comes_while_the_server_goes_away_is_sent_elsewhere(
 # ---- too much
 
 
-async def test_a_flood_of_frames_ends_the_stream(
-    sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(servicer, "FRAMES_PER_SECOND", 0)
+@pytest.mark.tuning(frames_per_second=0)
+async def test_a_flood_of_frames_ends_the_stream(sqlite_server: Served, hire_at: Hire) -> None:
     worker = await hire_at(sqlite_server, credit=0)
     flood = [pb.WorkerFrame(task_ack=pb.TaskAck())] * 1000
 
@@ -261,10 +255,8 @@ async def test_a_heartbeat_of_more_leases_than_can_be_held_ends_the_stream(
     assert ended(worker) == ("INVALID_ARGUMENT", "INVALID_FIELD")
 
 
-async def test_a_flood_of_empty_messages_counts_too(
-    sqlite_server: Served, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(servicer, "FRAMES_PER_SECOND", 0)
+@pytest.mark.tuning(frames_per_second=0)
+async def test_a_flood_of_empty_messages_counts_too(sqlite_server: Served, hire_at: Hire) -> None:
     worker = await hire_at(sqlite_server, credit=0)
     for _ in range(40):
         await worker.say(*[pb.WorkerFrame()] * 999)
@@ -276,6 +268,7 @@ async def test_a_flood_of_empty_messages_counts_too(
     assert ended(worker) == ("RESOURCE_EXHAUSTED", "FRAME_RATE")
 
 
+@pytest.mark.tuning(write_timeout=1.0)  # on a busy machine a reader must still keep up
 async def test_a_worker_that_never_reads_is_cut_off_and_its_tasks_go_to_others(
     start_server: StartServer, sqlite_url: str, hire_at: Hire
 ) -> None:
@@ -301,19 +294,14 @@ async def test_a_worker_that_never_reads_is_cut_off_and_its_tasks_go_to_others(
 
 @asynccontextmanager
 async def until_cut(server: Served) -> AsyncIterator[None]:
-    """Once the only stream is there, send what is not read. Return when the server has ended the stream.
-
-    Only this stream gets so little time: another could not keep up with it on a busy machine, although it reads.
-    """
+    """Once the only stream is there, send what is not read. Return when the server has ended the stream."""
     opened = server.app._admission._streams
     async with asyncio.timeout(PATIENCE):
         while opened.total != 1:
             await asyncio.sleep(0.005)
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(streams, "WRITE_LIMIT", 0.1)
-            yield
-            while opened.total:
-                await asyncio.sleep(0.005)
+        yield
+        while opened.total:
+            await asyncio.sleep(0.005)
 
 
 async def worker_is_known(server: Served) -> None:
@@ -343,11 +331,8 @@ async def test_a_caller_has_so_many_streams_and_not_one_more(
                 continue
 
 
-async def test_a_connection_that_never_says_a_word_is_closed(
-    start_server: StartServer, sqlite_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    brief = ("grpc.server_handshake_timeout_ms", 100)
-    monkeypatch.setattr(listeners, "OPTIONS", [*dict([*listeners.OPTIONS, brief]).items()])
+@pytest.mark.tuning(handshake_timeout=0.1)
+async def test_a_connection_that_never_says_a_word_is_closed(start_server: StartServer, sqlite_url: str) -> None:
     server = await start_server(sqlite_url)
     host, _, port = server.addresses.listen.rpartition(":")
 
@@ -451,10 +436,10 @@ async def test_a_draining_server_hands_out_nothing_more(
     await draining
 
 
+@pytest.mark.tuning(sweep_interval=0.05)
 async def test_a_worker_that_came_back_elsewhere_supersedes_its_old_stream(
-    start_server: StartServer, postgres_url: str, hire_at: Hire, monkeypatch: pytest.MonkeyPatch
+    start_server: StartServer, postgres_url: str, hire_at: Hire
 ) -> None:
-    monkeypatch.setattr(sweep, "INTERVAL", 0.05)
     here, there = [await start_server(postgres_url) for _ in range(2)]
     worker = await hire_at(here)
     again = await hire_at(there, session_id=worker.session_id)

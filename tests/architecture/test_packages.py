@@ -10,10 +10,9 @@ from pathlib import Path
 import grimp
 import pytest
 
-PACKAGES = ("stepwell",)
-"""Add a package here when it keeps these rules."""
+PACKAGES = ("stepwell", "stepwell_server")
 
-GENERATED = {"v1"}
+GENERATED = {"v1", "migrations"}
 MOST_METHODS = 20
 LONGEST_CLASS = 250
 
@@ -64,6 +63,13 @@ def test_cycles_are_found_and_nothing_else() -> None:
 
     assert cyclic(imports) == {"a", "b", "c"}
     assert cyclic({**imports, "c": {"leaf"}}) == set()
+
+
+def test_the_server_takes_the_stubs_alone() -> None:
+    graph = grimp.build_graph("stepwell_server", include_external_packages=True, cache_dir=None)
+    for importer in graph.find_modules_that_directly_import("stepwell"):
+        for detail in graph.get_import_details(importer=importer, imported="stepwell"):
+            assert detail["line_contents"].startswith("from stepwell.v1"), f"{importer} takes more than stubs"
 
 
 @pytest.mark.parametrize("package", PACKAGES)

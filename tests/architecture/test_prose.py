@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import io
 import re
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -16,10 +19,18 @@ PAGES = sorted(
 )
 PLAIN = sorted(
     path
-    for pattern in ("README.md", "CONTRIBUTING.md", "docs/**/*.md", "proto/**/*.proto")
+    for pattern in (
+        *("README.md", "CONTRIBUTING.md", "docs/**/*.md", "tests/README.md", "proto/**/*.proto"),
+        *("server/stepwell_server/**/*.py", "clients/python/stepwell/**/*.py"),
+    )
     for path in ROOT.glob(pattern)
-    if path.suffix != ".proto"  # their comments are not plain yet
+    if path.parent.name not in ("v1", "versions") or path.suffix == ".proto"  # generated, or as it was released
 )
+NOT_YET = (
+    *("engine/spine/books.py", "engine/spine/calls.py", "engine/spine/committer.py", "engine/spine/group.py"),
+    *("engine/spine/inbox.py", "engine/workflows/", "storage/spine/", "storage/workflows/"),
+)
+"""Parts of the server whose docstrings are not plain yet."""
 
 UNNAMED = re.compile(r"\b(?:who(?:m|so)?ever|(?:some|no|any|every)(?:body|one)|no one(?!-))\b", re.IGNORECASE)
 HEADLESS = re.compile(
@@ -34,11 +45,29 @@ _BLOCK_STARTS = re.compile(r"\n(?=\s*(?:[-*]|\d+\.) |\|)|\|\s*|\n\s*\n")
 
 
 def prose(text: str, suffix: str) -> list[str]:
-    """The paragraphs, items and cells of a page, or the comments of a proto file; each as one line without code."""
+    """The paragraphs, items and cells of a page, or of what is prose in a source; each as one line without code."""
     if suffix == ".proto":
         text = "\n".join(line.partition("//")[2] for line in text.splitlines())
+    if suffix == ".py":
+        text = "\n\n".join([*_docstrings(text), *_comments(text)])
     text = _CODE.sub("X", _HEADING.sub("", _FENCED.sub("\n\n", text)))
     return [" ".join(part.split()).strip("-* ") for part in _BLOCK_STARTS.split(text)]
+
+
+def _docstrings(text: str) -> list[str]:
+    """The texts of a module that stand alone, of which no variable is made."""
+    found = [node.value for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Expr)]
+    return [one.value for one in found if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+
+
+def _comments(text: str) -> list[str]:
+    """The comments of a module; those on lines that follow each other are one."""
+    found: dict[int, str] = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type == tokenize.COMMENT:
+            line = token.start[0]
+            found[line] = f"{found.pop(line - 1, '')} {token.string.lstrip('# ')}"
+    return list(found.values())
 
 
 def offences(text: str, suffix: str = ".md") -> list[str]:
@@ -90,10 +119,24 @@ def test_of_a_proto_file_only_comments_are_prose() -> None:
     assert offences("string who = 1;  // Somebody executes it.", ".proto") == ["Somebody"]
 
 
+def test_of_a_module_docstrings_and_comments_are_prose() -> None:
+    module = 'who = "nobody"  # and whoever\n# comes\ndef f():\n    """What it does.\n\n    Somebody calls it.\n    """'
+
+    assert offences(module, ".py") == ["What it does.", "Somebody", "whoever"]
+
+
+@pytest.mark.parametrize("part", NOT_YET)
+def test_a_part_that_is_plain_by_now_is_no_exception(part: str) -> None:
+    late = [path for path in PLAIN if part in str(path)]
+
+    assert any(offences(path.read_text(), path.suffix) for path in late), f"{part} is plain: take it off the list"
+
+
 @pytest.mark.parametrize("path", PLAIN, ids=lambda path: str(path.relative_to(ROOT)))
 def test_the_subject_is_a_noun_of_the_glossary(path: Path) -> None:
+    is_late = any(part in str(path) for part in NOT_YET)
     found = offences(path.read_text(), path.suffix)
-    assert not found, f"say worker, replica, caller, lease: {found}"
+    assert is_late or not found, f"say worker, replica, caller, lease: {found}"
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))

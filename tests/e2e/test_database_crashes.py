@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from sqlalchemy import make_url, text
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.tasks import NewTask, Task, Verdict
 from stepwell_server.domain.values.asked import Asked
 from stepwell_server.domain.values.errors import DatabaseUnavailable, ServerBusy

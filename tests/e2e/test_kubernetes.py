@@ -23,8 +23,12 @@ def documents(path: Path) -> list[Any]:
     return list(yaml.safe_load_all(path.read_text()))
 
 
+def pod() -> Any:
+    return documents(SIDECAR)[0]["spec"]["template"]["spec"]
+
+
 def dispatcher() -> Any:
-    [container] = documents(SIDECAR)[0]["spec"]["template"]["spec"]["initContainers"]
+    [container] = pod()["initContainers"]
     return container
 
 
@@ -45,6 +49,16 @@ def test_the_validator_knows_what_is_wrong() -> None:
 
 def test_the_dispatcher_is_a_native_sidecar() -> None:
     assert dispatcher()["restartPolicy"] == "Always"
+
+
+def test_a_pod_has_no_token_of_its_cluster_and_no_privileges() -> None:
+    spec = pod()
+
+    assert spec["automountServiceAccountToken"] is False
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    for container in (*spec["initContainers"], *spec["containers"]):
+        assert container["securityContext"]["allowPrivilegeEscalation"] is False
+        assert container["securityContext"]["capabilities"] == {"drop": ["ALL"]}
 
 
 def test_the_page_shows_the_manifest_as_it_is() -> None:

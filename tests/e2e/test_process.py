@@ -19,7 +19,7 @@ from stepwell.v1 import hooks_pb2, namespaces_pb2, server_pb2
 from stepwell.v1.hooks_pb2_grpc import HookServiceStub
 from stepwell.v1.namespaces_pb2_grpc import NamespaceServiceStub
 from stepwell.v1.server_pb2_grpc import ServerServiceStub
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from tests.support.calls import errors
 from tests.support.databases.postgres import PostgresServer, own_postgres
 from tests.support.faults.faults import damage

@@ -7,7 +7,8 @@ from collections.abc import AsyncIterator
 import pytest
 from sqlalchemy import make_url
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database
 from tests.support.databases.postgres import PostgresServer
@@ -16,16 +17,16 @@ from tests.support.replicas.spine import Spine, running
 
 
 @pytest.fixture
-async def spine(db: Database) -> AsyncIterator[Spine]:
+async def spine(db: Database, tuning: Tuning) -> AsyncIterator[Spine]:
     """A spine on a database of its own, on each of the two databases."""
-    async with running(Spine(db)) as one:
+    async with running(Spine(db, tuning=tuning)) as one:
         yield one
 
 
 @pytest.fixture
-async def engine(database_url: str) -> AsyncIterator[Engine]:
+async def engine(database_url: str, tuning: Tuning) -> AsyncIterator[Engine]:
     """A replica, on each of the two databases."""
-    async with replicas_on(database_url) as (one,):
+    async with replicas_on(database_url, tuning=tuning) as (one,):
         yield one
 
 
@@ -41,9 +42,9 @@ async def spines(shared_url: str) -> AsyncIterator[tuple[Spine, Spine]]:
 
 
 @pytest.fixture
-async def replicas(shared_url: str) -> AsyncIterator[tuple[Engine, Engine]]:
+async def replicas(shared_url: str, tuning: Tuning) -> AsyncIterator[tuple[Engine, Engine]]:
     """Two replicas on one PostgreSQL. No hint is ever sent between them, unless a test does."""
-    async with replicas_on(shared_url, 2) as (here, there):
+    async with replicas_on(shared_url, 2, tuning=tuning) as (here, there):
         yield here, there
 
 

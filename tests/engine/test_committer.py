@@ -17,7 +17,6 @@ from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, InvalidField, ServerBusy
 from stepwell_server.engine.spine import committer as committers
 from stepwell_server.engine.spine import group as groups
-from stepwell_server.engine.spine import inbox
 from stepwell_server.engine.spine.assignments import Ask, Capacity
 from stepwell_server.engine.spine.books import Group, HotCall, Undecided
 from stepwell_server.engine.spine.claims import claim
@@ -65,7 +64,7 @@ async def under_way(db: Database, work: Callable[[Tx], object]):
     has_it, let_go = asyncio.Event(), asyncio.Event()
 
     async def hold() -> None:
-        async with db._backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
+        async with db.backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
             await connection.run_sync(work)
             loop.call_soon(has_it.set)
             await let_go.wait()
@@ -97,15 +96,27 @@ async def test_many_calls_share_a_commit(spine: Spine) -> None:
     assert len(spine.committed) < 10
 
 
-async def test_a_group_is_bounded(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(committers, "GROUP_CALLS", 10)
+@pytest.mark.tuning(group_calls=10, group_bytes=5_000)
+async def test_a_group_is_bounded(spine: Spine) -> None:
     await asyncio.gather(*(spine.schedule(str(number)) for number in range(45)))
     assert max(len(group.tasks[ORDER.kind]) for group in spine.committed) == 10
 
     spine.committed.clear()
-    monkeypatch.setattr(committers, "GROUP_BYTES", 5_000)
     await asyncio.gather(*(spine.schedule(f"b{number}", payload="x" * 2000) for number in range(9)))
     assert max(len(group.tasks[ORDER.kind]) for group in spine.committed) == 3
+
+
+@pytest.mark.tuning(group_items=10)
+async def test_a_group_is_bounded_by_what_its_calls_weigh(spine: Spine) -> None:
+    """A call that alone weighs more is a group of its own."""
+    sizes = [4, 4, 4, 12, 1, 9, 1]
+    keys = iter(range(100))
+    batches = [tickets.ScheduleMany(tuple(NewTask(ORDER, str(next(keys))) for _ in range(size))) for size in sizes]
+
+    answers = await asyncio.gather(*map(spine.submit, batches))
+
+    assert [len(answer) for answer in answers] == sizes
+    assert [len(group.tasks[ORDER.kind]) for group in spine.committed] == [8, 4, 12, 10, 1]
 
 
 async def test_a_call_that_the_database_cannot_take_fails_alone(spine: Spine) -> None:
@@ -154,8 +165,8 @@ async def test_a_refused_call_is_refused_alone(spine: Spine) -> None:
     assert [type(one).__name__ for one in results] == ["Task", "InvalidField", "Task"]
 
 
-async def test_a_full_inbox_turns_callers_away(spine: Spine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inbox, "INBOX_CALLS", 5)
+@pytest.mark.tuning(inbox_items=5)
+async def test_a_full_inbox_turns_callers_away(spine: Spine) -> None:
 
     results = await asyncio.gather(*(spine.schedule(str(number)) for number in range(50)), return_exceptions=True)
 
@@ -266,7 +277,7 @@ async def test_a_wake_that_commits_while_a_release_waits_is_seen(spines: tuple[S
     has_it, let_go = asyncio.Event(), asyncio.Event()
 
     async def wake() -> None:
-        async with there.db._backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
+        async with there.db.backend._pool.connect() as connection, connection.begin():  # type: ignore[attr-defined]
             await connection.run_sync(
                 lambda tx: tickets.change(tx, mine.id, lambda task, at: task.woken(at.now, task.reason, 0))
             )
@@ -452,9 +463,9 @@ async def test_what_takes_a_group_too_long_is_done_in_parts(spine: Spine, monkey
             raise TooSlow
         return groups.run_group(tx, group, kinds, rules, waiting=waiting)
 
-    classify = spine.db._backend.classify
+    classify = spine.db.backend.classify
     as_seen = lambda error: Fault.TIMEOUT if isinstance(error, TooSlow) else classify(error)  # noqa: E731
-    monkeypatch.setattr(spine.db._backend, "classify", as_seen)
+    monkeypatch.setattr(spine.db.backend, "classify", as_seen)
     monkeypatch.setattr(committers, "run_group", run_group)
 
     await asyncio.gather(*(spine.schedule(str(number)) for number in range(10)))

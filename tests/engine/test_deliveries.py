@@ -17,15 +17,15 @@ import trustme
 from standardwebhooks import Webhook
 
 from stepwell_server.domain.hooks.addresses import IpAddress
-from stepwell_server.domain.hooks.webhooks import Completed, Delivery, DeliveryResult, Failed, Gone, Target
+from stepwell_server.domain.hooks.webhooks import Completed, Failed, Gone, Post, PostResult, Target
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import SECOND
-from stepwell_server.engine.hooks.posts import Deliverer, DeliveryLimits, dial, new_secret, resolve
+from stepwell_server.engine.hooks.posts import Deliverer, PostLimits, dial, new_secret, resolve
 from tests.support.servers.receivers import Receiver, for_ever, http, raw, receiving, then_silence
 
 SECRET = new_secret()
 PUBLIC = "93.184.216.34"
-IN_A_MOMENT = DeliveryLimits(connect=0.2, total=0.2)
+IN_A_MOMENT = PostLimits(connect=0.2, total=0.2)
 HASTE = 10.0
 """Seconds within which must happen what waits for no limit."""
 
@@ -68,19 +68,19 @@ def target(url: str) -> Target:
     return Target("default", "receipts", url, (SECRET,), 0, 0)
 
 
-def delivery(text: str = '{"order": 7}', *, attempt: int = 1) -> Delivery:
-    return Delivery("hook-1", "receipts", Payload(text), attempt, int(time.time()) * SECOND)
+def delivery(text: str = '{"order": 7}', *, attempt: int = 1) -> Post:
+    return Post("hook-1", "receipts", Payload(text), attempt, int(time.time()) * SECOND)
 
 
 async def deliver(
-    receiver: Receiver, ca_file: Path, limits: DeliveryLimits | None = None, sent: Delivery | None = None
-) -> DeliveryResult:
+    receiver: Receiver, ca_file: Path, limits: PostLimits | None = None, sent: Post | None = None
+) -> PostResult:
     deliverer = Deliverer(frozenset({("localhost", receiver.port)}), ca_file, limits=limits)
     async with asyncio.timeout(HASTE):
         return await deliverer.deliver(target(f"https://localhost:{receiver.port}/in?a=1"), sent or delivery())
 
 
-def failure(result: DeliveryResult) -> tuple[str, str]:
+def failure(result: PostResult) -> tuple[str, str]:
     assert isinstance(result, Failed)
     return result.failure.name, result.failure.message
 
@@ -197,7 +197,7 @@ async def test_a_receiver_that_does_not_answer_is_given_up(receiver: Receiver, c
 async def test_a_receiver_that_shakes_no_hands_is_given_up(ca_file: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         port = silent.getsockname()[1]
-        limits = DeliveryLimits(connect=0.2, total=HASTE)
+        limits = PostLimits(connect=0.2, total=HASTE)
         deliverer = Deliverer(frozenset({("127.0.0.1", port)}), ca_file, limits=limits)
 
         result = await deliverer.deliver(target(f"https://127.0.0.1:{port}/"), delivery())
@@ -238,7 +238,7 @@ async def test_only_an_answer_of_5xx_looks_like_an_outage(
 
 @pytest.mark.parametrize(("status", "kind"), [(200, Completed), (500, Failed), (410, Gone)])
 async def test_the_status_decides_however_slow_the_body_is(
-    receiver: Receiver, ca_file: Path, status: int, kind: type[DeliveryResult]
+    receiver: Receiver, ca_file: Path, status: int, kind: type[PostResult]
 ) -> None:
     receiver.answer = then_silence(b"HTTP/1.1 %d x\r\ncontent-length: 9\r\n\r\nslow" % status)
 
@@ -254,7 +254,7 @@ async def test_a_body_without_end_is_cut(receiver: Receiver, ca_file: Path, fram
     piece = b"400\r\n%s\r\n" % (b"x" * 0x400) if b"chunked" in framing else b"x" * 0x400
     receiver.answer = for_ever(b"HTTP/1.1 500 x\r\n%s\r\n" % framing, piece)
 
-    result = await deliver(receiver, ca_file, DeliveryLimits(total=600))
+    result = await deliver(receiver, ca_file, PostLimits(total=600))
 
     assert failure(result) == ("WEBHOOK_FAILED", "the receiver answered 500: " + "x" * 1024)
     await asyncio.wait_for(receiver.left.wait(), HASTE)
@@ -267,15 +267,13 @@ async def test_a_body_without_end_is_cut(receiver: Receiver, ca_file: Path, fram
 async def test_headers_without_end_are_cut(receiver: Receiver, ca_file: Path, beginning: bytes, piece: bytes) -> None:
     receiver.answer = for_ever(beginning, piece)
 
-    result = await deliver(receiver, ca_file, DeliveryLimits(total=600))
+    result = await deliver(receiver, ca_file, PostLimits(total=600))
 
     assert failure(result) == ("WEBHOOK_UNREACHABLE", "the receiver did not answer in HTTP: the answer is too long")
 
 
 @pytest.mark.parametrize(("size", "kind"), [(32 * 1024, Completed), (32 * 1024 + 1, Failed)])
-async def test_headers_may_have_32_kib(
-    receiver: Receiver, ca_file: Path, size: int, kind: type[DeliveryResult]
-) -> None:
+async def test_headers_may_have_32_kib(receiver: Receiver, ca_file: Path, size: int, kind: type[PostResult]) -> None:
     around = b"HTTP/1.1 200 x\r\ncontent-length: 0\r\na: %s\r\n\r\n"
     receiver.answer = raw(around % (b"b" * (size - len(around % b""))))
 

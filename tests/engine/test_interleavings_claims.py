@@ -16,7 +16,6 @@ from stepwell_server.domain.values.errors import DatabaseSlow, DatabaseUnavailab
 from stepwell_server.domain.values.times import SECOND
 from stepwell_server.domain.workflows.frames import Suspend
 from stepwell_server.engine.spine import claims
-from stepwell_server.engine.spine import handout as handouts
 from stepwell_server.engine.spine.assignments import Ask, Assignment, Capacity, Claimed
 from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.engine.spine.calls import Claim
@@ -187,7 +186,7 @@ async def test_runs_whose_steps_take_too_long_to_read_hold_up_no_others(
         return all_steps(tx, runs)
 
     monkeypatch.setattr(run_store, "all_steps", slow)
-    monkeypatch.setattr(engine.db._backend, "classify", lambda error: Fault.TIMEOUT)
+    monkeypatch.setattr(engine.db.backend, "classify", lambda error: Fault.TIMEOUT)
     connection = await engine.connect(ANNA)
     connection.grant(5)
     given: list[str] = []
@@ -202,11 +201,11 @@ async def test_a_newborn_whose_commit_seemed_to_fail_is_returned_and_claimed_aga
     """Rule 7: it was born into the hands of a worker, and whoever stored it does not know that it did."""
     connection = await engine.connect(ANNA)
     connection.grant(1)
-    backend = engine.db._backend
-    engine.db._backend = FaultyBackend(backend, {"group": Rates(execute_then_fail=1.0)})
+    backend = engine.db.backend
+    engine.db.backend = FaultyBackend(backend, {"group": Rates(execute_then_fail=1.0)})
     with pytest.raises(DatabaseUnavailable):
         await engine.create()
-    engine.db._backend = backend
+    engine.db.backend = backend
     born = await engine.live()
 
     async with background(engine.handout.run()):
@@ -333,10 +332,8 @@ async def test_a_newborn_that_took_too_long_is_returned_and_claimed(postgres_url
 # ---- 14: what is due, and nobody gets it
 
 
-@pytest.fixture
-def long_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A hand-out that has long been refused what is due."""
-    monkeypatch.setattr(handouts, "SHORTEST_PAUSE", 60.0)
+LONG_PAUSES = pytest.mark.tuning(claim_pause=60.0)
+"""A hand-out that has long been refused what is due."""
 
 
 def entered(spine: Spine, *more: Handler) -> tuple[Handout, LocalWorker]:
@@ -349,8 +346,9 @@ def entered(spine: Spine, *more: Handler) -> tuple[Handout, LocalWorker]:
     return handout, worker
 
 
+@LONG_PAUSES
 async def test_work_that_becomes_due_does_not_wait_for_work_that_nobody_gets(
-    spine: Spine, monkeypatch: pytest.MonkeyPatch, long_pauses: None
+    spine: Spine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 14: somebody has locked what is due, and a claim that got nothing is not made again for a while."""
     lock_due = claims.lock_due
@@ -364,8 +362,9 @@ async def test_work_that_becomes_due_does_not_wait_for_work_that_nobody_gets(
         await until(lambda: worker.held)
 
 
+@LONG_PAUSES
 async def test_where_many_handlers_are_due_a_claim_asks_for_some_and_none_is_forgotten(
-    spine: Spine, monkeypatch: pytest.MonkeyPatch, long_pauses: None
+    spine: Spine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     many = [Handler("default", TaskKind.WORKFLOW, f"name{number}") for number in range(3 * MOST_ASKED)]
     nothing = frozenset(many[: 2 * MOST_ASKED])
@@ -387,8 +386,9 @@ async def test_where_many_handlers_are_due_a_claim_asks_for_some_and_none_is_for
     assert max(asked) <= MOST_ASKED
 
 
+@LONG_PAUSES
 async def test_a_time_that_comes_while_a_claim_is_under_way_is_not_slept_through(
-    spine: Spine, monkeypatch: pytest.MonkeyPatch, long_pauses: None
+    spine: Spine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Rule 10: a held run waits for it, and the claim gets nothing."""
     handout, worker = entered(spine)

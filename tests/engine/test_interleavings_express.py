@@ -153,7 +153,7 @@ async def before_it_is_sent(here: Engine, call: Awaitable[Any]) -> AsyncIterator
 async def between_snapshot_and_lock(here: Engine, call: Awaitable[Any]) -> AsyncIterator[asyncio.Task[Any]]:
     """The statement that locks has its snapshot, and not its lock yet."""
     plain = await here.db.run_tx(_add_gate)
-    gate = await asyncpg.connect(here.db._backend._url.set(drivername="postgresql").render_as_string(False))  # type: ignore[attr-defined]
+    gate = await asyncpg.connect(here.db.backend._url.set(drivername="postgresql").render_as_string(False))  # type: ignore[attr-defined]
     await gate.execute(f"SELECT pg_advisory_lock({GATE})")
     calling = asyncio.ensure_future(call)
     waiting = text("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'advisory'")

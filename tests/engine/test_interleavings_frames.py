@@ -13,10 +13,9 @@ from stepwell_server.domain.spine.tasks import TaskStatus, Verdict
 from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, InvalidField
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.values.times import DAY, HOUR, MINUTE, SECOND
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.domain.workflows.frames import News, Suspend
 from stepwell_server.domain.workflows.instances import InstanceStatus, Step, StepStatus
-from stepwell_server.engine.spine import handout as dispatch
-from stepwell_server.engine.spine import reports
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.engine.spine.calls import ReportFrames
@@ -274,6 +273,7 @@ async def test_the_end_of_a_wait_that_the_worker_never_heard_of_is_told_again(
     assert [(step.name, step.status) for step in resolved] == [("approval", StepStatus.COMPLETED)]
 
 
+@pytest.mark.tuning(question_retry=0.01)
 async def test_a_question_that_found_nothing_does_not_hide_what_another_found_and_lost(
     engine: Engine, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,7 +289,6 @@ async def test_a_question_that_found_nothing_does_not_hide_what_another_found_an
         asked.append(real)
         return answers[len(asked) - 1]
 
-    monkeypatch.setattr(dispatch, "ASKED_AGAIN", 0.01)
     monkeypatch.setattr(Committer, "enqueue", hold_back_two)
     await engine.send()
     engine.handout.holders.look([mine.held.task_id])
@@ -332,14 +331,13 @@ async def test_a_frame_of_an_older_lease_is_never_taken_for_a_repetition(engine:
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_frames_over_a_stream_whose_commits_are_of_unknown_outcome_count_once_and_in_order(
-    database_url: str, seed: int, monkeypatch: pytest.MonkeyPatch
+    database_url: str, seed: int
 ) -> None:
     """Rule 15: the stream keeps them and commits them again, until the database says that they are there."""
-    monkeypatch.setattr(reports, "SHORTEST_RETRY", 0.001)
     async with replicas_on(database_url) as (healthy,):
         connection, mine = await streamed(healthy)
         db, backend = faulty(healthy.db, seed, group=Rates(error=0.1, execute_then_fail=0.4))
-        broken = Engine(db)
+        broken = Engine(db, tuning=Tuning(report_retry=0.001))
         async with running(broken):
             connection._link.committer = broken.committer
             for number in range(12):

@@ -11,7 +11,6 @@ from stepwell_server.domain.spine.leases import Held, LeaseTimes
 from stepwell_server.domain.values.errors import DatabaseUnavailable, Internal, StepwellError
 from stepwell_server.domain.values.times import HOUR, SECOND
 from stepwell_server.domain.workflows.frames import Suspend
-from stepwell_server.engine.spine import reports
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.calls import Renew
 from stepwell_server.engine.spine.committer import Committer
@@ -86,13 +85,11 @@ async def test_a_wait_that_was_open_at_a_claim_ends_in_time_though_its_holder_sa
     assert [step.name for step in resolved] == ["nap"]
 
 
-async def test_a_worker_that_goes_on_reporting_while_the_database_is_away_is_not_read(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reports, "WAITING_BYTES", 1100)
+@pytest.mark.tuning(waiting_bytes=1100)
+async def test_a_worker_that_goes_on_reporting_while_the_database_is_away_is_not_read(engine: Engine) -> None:
     connection, mine = await streamed(engine)
-    backend = engine.db._backend
-    engine.db._backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
+    backend = engine.db.backend
+    engine.db.backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
     for number in range(6):
         await connection.report(mine.held, mine.frames(done(f"s{number}")))
         await until(lambda: connection._reports._lanes)
@@ -100,7 +97,7 @@ async def test_a_worker_that_goes_on_reporting_while_the_database_is_away_is_not
     await asyncio.sleep(0)
     assert not stuck.done()
 
-    engine.db._backend = backend
+    engine.db.backend = backend
     await stuck
     async with asyncio.timeout(PATIENCE):
         while len(await engine.steps()) < 7:

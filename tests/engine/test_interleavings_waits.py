@@ -13,6 +13,7 @@ from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import HOUR, SECOND
 from stepwell_server.domain.workflows.instances import InstanceStatus, NewEvent, StepStatus
 from stepwell_server.engine.spine.assignments import Assignment
+from stepwell_server.storage.spine import sessions
 from stepwell_server.storage.spine.claims import STICKY
 from tests.support.faults.forcing import held_before_commit
 from tests.support.replicas.runs import (
@@ -107,6 +108,7 @@ async def test_a_birth_that_is_refused_gives_its_room_back(engine: Engine) -> No
 
 async def test_a_run_in_memory_is_left_to_its_worker_for_a_moment_and_never_longer(engine: Engine) -> None:
     """Rule 31: who stored the event would always win, and caches would never hit."""
+    await engine.connect(ANNA)
     mine = await engine.begin(ANNA)
     await engine.say(mine, expects("event"), REMEMBER)
     await engine.send()
@@ -117,6 +119,20 @@ async def test_a_run_in_memory_is_left_to_its_worker_for_a_moment_and_never_long
     await engine.advance(1)
     (theirs,) = await engine.claim(BEN, patience=STICKY)
 
+    assert theirs.input.known_revision == 0
+
+
+async def test_a_run_in_memory_of_a_worker_that_is_gone_is_anybodys_at_once(engine: Engine) -> None:
+    """Rule 31: there is nobody to wait for."""
+    connection = await engine.connect(ANNA)
+    mine = await engine.begin(ANNA)
+    await engine.say(mine, expects("event"), REMEMBER)
+    await engine.send()
+    assert await engine.claim(BEN, patience=STICKY) == []
+
+    await engine.db.run_tx(lambda tx: sessions.disconnect(tx, connection.owner))
+
+    (theirs,) = await engine.claim(BEN, patience=STICKY)
     assert theirs.input.known_revision == 0
 
 
@@ -293,9 +309,9 @@ async def test_a_worker_without_a_stream_keeps_its_task_by_renewing_it(engine: E
     for _ in range(3):
         (answer,) = await engine.worker_calls.renew("default", ANNA.session_id, [mine.held])
         assert answer.verdict is Verdict.ACCEPTED
-        await engine.pass_lease_time(29)
+        await engine.pass_lease_time(20)
         assert await engine.sweep() == []
-    await engine.pass_lease_time(2)
+    await engine.pass_lease_time(11)
 
     assert await engine.sweep() == [mine.held.task_id]
     with pytest.raises(LeaseLost):

@@ -9,7 +9,7 @@ import pytest
 from sqlalchemy import insert, select, update
 
 from stepwell_server.domain.hooks.hooks import HookKey, NewHook
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.asked import NOT_ASKED
 from stepwell_server.domain.values.errors import WorkflowNotFound
 from stepwell_server.domain.values.pages import PageRequest
@@ -98,7 +98,7 @@ async def test_a_name_that_is_hosted_stays_though_nobody_looked_for_months(engin
     await engine.connect()
 
     await grown_old(engine)
-    await forget_names(engine.db, engine.replica.kinds, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT, batch=2)
 
     assert await named(engine) == ["order"]
 
@@ -148,7 +148,7 @@ async def test_a_workflow_with_a_task_history_a_limit_or_a_pause_stays(
     await keep(engine)
 
     await grown_old(engine)
-    await forget_names(engine.db, engine.replica.kinds, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT, batch=2)
 
     assert await named(engine) == ["order"]
 
@@ -192,14 +192,13 @@ async def test_names_of_engine_events_and_of_newer_servers_stay(engine: Engine) 
     assert await engine.db.run_tx(lambda tx: tx.execute(table.select().where(table.c.kind == "newer")).all())
 
 
-async def test_every_name_is_looked_at_however_many_there_are(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell_server.engine.spine.loops.prune.BATCH", 2)
-    many = [Registration(Handler("default", TaskKind.WORKFLOW, f"w{number}")) for number in range(7)]
+async def test_every_name_is_looked_at_however_many_there_are(engine: Engine) -> None:
+    many = [Handler("default", TaskKind.WORKFLOW, f"w{number}") for number in range(7)]
     await engine.db.run_tx(lambda tx: handlers.register(tx, many))
     await engine.create()
 
     await grown_old(engine)
-    await forget_names(engine.db, engine.replica.kinds, KEPT)
+    await forget_names(engine.db, engine.replica.kinds, KEPT, batch=2)
 
     assert await named(engine) == ["order"]
 

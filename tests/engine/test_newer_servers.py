@@ -29,7 +29,7 @@ async def beside(spine: Spine) -> Spine:
     mine = await spine.schedule("mine")
     theirs = [await spine.schedule(key) for key in ("theirs", "held")]
     await spine.claim(ANNA, 1)
-    session = Session(ANNA.session_id, "default", "w", "", "replica", (ORDER,))
+    session = Session(ANNA.session_id, "default", "w", "", "replica", {ORDER: "hash"})
 
     def rename(tx: Tx) -> None:
         number = sessions.connect(tx, session)

@@ -10,10 +10,9 @@ from stepwell_server.domain.spine.frames import News
 from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.spine.tasks import TaskStatus
 from stepwell_server.domain.workflows.instances import Step
-from stepwell_server.engine.spine import connections, outbox, reports
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.committer import Committer
-from stepwell_server.engine.spine.connections import Connection
+from stepwell_server.engine.spine.connections import MOST_CREDIT, Connection
 from stepwell_server.engine.spine.outbox import Beat, Message, State, Told
 from stepwell_server.engine.workflows.book import RunInput
 from tests.support.faults.faults import FaultyBackend, Rates
@@ -62,12 +61,12 @@ async def settled(engine: Engine) -> None:
 async def test_a_state_contains_what_was_reported_before_it_was_asked_for(engine: Engine) -> None:
     """Else a replay would execute again what was done: also if the database could not take the report at first."""
     connection, mine = await streamed(engine)
-    backend = engine.db._backend
-    engine.db._backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
+    backend = engine.db.backend
+    engine.db.backend = FaultyBackend(backend, {"group": Rates(error=1.0)})
     await connection.report(mine.held, mine.frames(done("a")))
     await connection.need_state(mine.held)
     await until(lambda: connection._reports._lanes)
-    engine.db._backend = backend
+    engine.db.backend = backend
 
     state = await next_state(connection)
 
@@ -169,24 +168,21 @@ async def test_news_of_a_run_wait_until_its_worker_reads(engine: Engine) -> None
     assert connection.worker.must_repeat == {mine.held.task_id}
 
 
-async def test_a_part_of_the_outbox_is_taken_at_a_time(monkeypatch: pytest.MonkeyPatch, engine: Engine) -> None:
+@pytest.mark.tuning(part_messages=3)
+async def test_a_part_of_the_outbox_is_taken_at_a_time(engine: Engine) -> None:
     connection = await engine.connect(ANNA)
-    monkeypatch.setattr(outbox, "PART_MESSAGES", 3)
 
     connection._link.send(*[Beat()] * 4)
 
     assert [len(await taken(connection)) for _ in range(2)] == [3, 1]
 
 
-async def test_a_worker_has_no_more_tasks_than_it_can_name_in_a_heartbeat(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(connections, "MOST_CREDIT", 3)
+async def test_a_worker_has_no_more_tasks_than_it_can_name_in_a_heartbeat(engine: Engine) -> None:
     connection, _, _ = await two_runs(engine)
 
-    connection.grant(3)
+    connection.grant(MOST_CREDIT)
 
-    assert connection.worker.credits == 1
+    assert connection.worker.credits == MOST_CREDIT - 2
 
 
 # ---- leases that are not held
@@ -194,7 +190,8 @@ async def test_a_worker_has_no_more_tasks_than_it_can_name_in_a_heartbeat(
 
 def idle_committer(engine: Engine) -> Committer:
     """A committer that takes calls in and does nothing."""
-    return Committer(engine.db, engine.replica.kinds, engine.replica.rules, lambda committed: None)
+    replica = engine.replica
+    return Committer(engine.db, replica.kinds, replica.rules, lambda committed: None, tuning=replica.tuning)
 
 
 async def test_what_is_not_held_is_stale_at_once(engine: Engine) -> None:
@@ -229,10 +226,8 @@ async def test_an_end_that_is_reported_again_through_another_stream_is_acknowled
     assert [answer.released for answer in told.news.answers] == [True]
 
 
-async def test_reports_of_what_is_not_held_wait_for_their_answers(
-    engine: Engine, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reports, "MOST_STRANGE", 5)
+@pytest.mark.tuning(strange_reports=5)
+async def test_reports_of_what_is_not_held_wait_for_their_answers(engine: Engine) -> None:
     connection, mine = await streamed(engine)
     idle = connection._link.committer = idle_committer(engine)
 

@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from sqlalchemy import Table, func, insert, select, update
 
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.times import DAY
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.engine.spine.loops import prune
 from stepwell_server.storage.database.database import Database, Tx
@@ -36,10 +37,9 @@ async def left_after_a_round(db: Database, table: Table, monkeypatch: pytest.Mon
         left.append(tx.execute(select(func.count()).select_from(table)).scalar_one())
         is_over.set()
 
-    monkeypatch.setattr(prune, "INTERVAL", 0.0)
-    monkeypatch.setattr(prune, "BATCH", 2)
     monkeypatch.setattr(sessions, "delete_gone", look)  # the end of a round
-    async with background(prune.prune(db, Kinds.of(), 30 * DAY)), asyncio.timeout(PATIENCE):
+    rounds = prune.prune(db, Kinds.of(), 30 * DAY, Tuning(prune_interval=0.0, prune_batch=2))
+    async with background(rounds), asyncio.timeout(PATIENCE):
         await is_over.wait()
     return left[0]
 
@@ -53,7 +53,7 @@ async def test_replies_of_one_instant_end_no_round_early(db: Database, monkeypat
 
 async def test_names_without_use_are_forgotten_in_every_round(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     names = [Handler("default", TaskKind.WORKFLOW, f"w{number}") for number in range(5)]
-    await db.run_tx(lambda tx: handlers.register(tx, map(Registration, names)))
+    await db.run_tx(lambda tx: handlers.register(tx, names))
     await db.run_tx(lambda tx: tx.execute(update(handler_table).values(used_at=0)))
     await db.run_tx(lambda tx: handlers.note(tx, names[:2]))
 

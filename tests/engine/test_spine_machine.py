@@ -21,9 +21,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 from sqlalchemy import Row, delete, make_url, select
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.frames import Body, Frame, News
-from stepwell_server.domain.spine.handlers import Handler, Registration
+from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
 from stepwell_server.domain.spine.tasks import BEGUN_PRIORITY, NewTask, Task, TaskStatus, Verdict
 from stepwell_server.domain.values.times import HOUR, MINUTE
@@ -92,7 +92,7 @@ class World:
         def work(tx: Tx) -> None:
             for table in (schema.tasks, schema.handlers):
                 tx.execute(delete(table))
-            handlers.register(tx, map(Registration, HANDLERS))
+            handlers.register(tx, HANDLERS)
             limits.limit(tx, LIMITED, concurrency=LIMIT)
             leases.tick(tx, TIMES)
 

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import pytest
 from sqlalchemy import make_url
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.tasks import Verdict
 from stepwell_server.domain.values.times import DAY, HOUR
 from stepwell_server.storage.database import clock, migrate

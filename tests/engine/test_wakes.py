@@ -14,6 +14,7 @@ from sqlalchemy import make_url
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.errors import DatabaseSlow
 from stepwell_server.domain.values.times import HOUR, SECOND
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.engine.spine import calls
 from stepwell_server.engine.spine.kinds import Committed
 from stepwell_server.engine.spine.loops import sweep
@@ -211,7 +212,7 @@ async def test_leases_lapse_though_the_next_wakes_take_too_long_to_read(
         raise DatabaseSlow("it took too long")
 
     monkeypatch.setattr(sweep, "next_wakes", too_many)
-    monkeypatch.setattr(spine.db._backend, "classify", lambda error: Fault.TIMEOUT)
+    monkeypatch.setattr(spine.db.backend, "classify", lambda error: Fault.TIMEOUT)
     swept = await follower.sweep.once()
 
     assert swept is not None and len(swept.lapsed) == 1
@@ -221,7 +222,7 @@ async def test_what_could_not_be_refreshed_is_asked_for_again(follower: Follower
     """Nobody may ever touch that name a second time."""
     follower.spine.committer.on_commit = lambda committed: None  # as a commit of another replica
     task = await follower.spine.schedule()
-    follower.spine.db._backend = faulty = FaultyBackend(follower.spine.db._backend, {"refresh-wakes": Rates(error=1.0)})
+    follower.spine.db.backend = faulty = FaultyBackend(follower.spine.db.backend, {"refresh-wakes": Rates(error=1.0)})
     follower.bus.notes.add([ORDER])
     async with asyncio.timeout(PATIENCE):
         while faulty.fired["error"] < MOST_ATTEMPTS:
@@ -246,7 +247,7 @@ async def test_a_question_about_too_many_names_does_not_hold_up_those_that_are_s
     follower.bus.serve(frozenset([ORDER]))
     task = await follower.spine.schedule()
     monkeypatch.setattr(wakes, "next_wakes", too_many)
-    monkeypatch.setattr(follower.spine.db._backend, "classify", lambda error: Fault.TIMEOUT)
+    monkeypatch.setattr(follower.spine.db.backend, "classify", lambda error: Fault.TIMEOUT)
 
     follower.bus.notes.add(None)
 
@@ -288,15 +289,12 @@ async def test_lost_hints_are_noticed_and_come_back(spines: tuple[Spine, Spine],
         assert follower.spine.hints.working
 
 
-async def test_a_ping_that_does_not_come_back_shows(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    from stepwell_server.storage.database import hints as module
-
-    hints = PostgresqlHints(make_url(postgres_url))
+async def test_a_ping_that_does_not_come_back_shows(postgres_url: str) -> None:
+    hints = PostgresqlHints(make_url(postgres_url), Tuning(ping_timeout=0.01))
     listening = asyncio.create_task(hints.listen(lambda hint: None))
     while not hints.working:
         await asyncio.sleep(0.01)
 
-    monkeypatch.setattr(module, "PING_LIMIT", 0.01)
     hints.expect_ping()  # and then it is never sent
     while hints.working:
         await asyncio.sleep(0.005)
@@ -319,15 +317,10 @@ async def test_a_hint_that_meets_a_connection_as_it_is_cut_off_is_dropped(postgr
     await hints.send(Hint())
 
 
-async def test_a_connection_over_which_no_ping_comes_is_replaced(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_over_which_no_ping_comes_is_replaced(postgres_url: str) -> None:
     """What a firewall has forgotten looks open for ever, from this side."""
-    from stepwell_server.storage.database import hints as module
-
-    monkeypatch.setattr(module, "DEAF_LIMIT", 0.01)
     heard: list[Hint] = []
-    hints = PostgresqlHints(make_url(postgres_url))
+    hints = PostgresqlHints(make_url(postgres_url), Tuning(deaf_timeout=0.01))
     listening = asyncio.create_task(hints.listen(heard.append))
     async with asyncio.timeout(PATIENCE):
         while not hints.working:

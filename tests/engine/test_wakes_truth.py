@@ -5,30 +5,23 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Iterator
+from collections.abc import Awaitable
 
 import pytest
 
-from stepwell_server.engine import dispatchers
-from stepwell_server.engine.spine.loops import refresh_wakes
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.storage.database.hints import PostgresqlHints
 from tests.support.models.wakes_truth import FILTERS, Operations, followed
 from tests.support.replicas.runs import Engine, replicas_on, until
 
 STEPS = 120
-
-
-@pytest.fixture(autouse=True)
-def prompt(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Followers are told at once, and the database is asked at once."""
-    monkeypatch.setattr(dispatchers, "CONFLATED", 0.0)
-    monkeypatch.setattr(refresh_wakes, "SPACING", 0.0)
-    yield
+PROMPT = Tuning(wake_conflation=0.0, wake_spacing=0.0)
+"""Followers hear at once, and the database is asked at once."""
 
 
 @pytest.mark.parametrize("seed", range(3))
 async def test_whatever_is_acknowledged_is_known_with_its_number(database_url: str, seed: int) -> None:
-    async with replicas_on(database_url) as (engine,), followed(engine) as one:
+    async with replicas_on(database_url, tuning=PROMPT) as (engine,), followed(engine) as one:
         operations = Operations(engine, random.Random(seed))
         for step in range(STEPS):
             await operations.draw()()
@@ -45,7 +38,7 @@ async def test_whatever_is_acknowledged_is_known_with_its_number(database_url: s
 @pytest.mark.parametrize("seed", range(3))
 async def test_nothing_is_missed_among_many_at_once(database_url: str, seed: int) -> None:
     """Commits, sweeps and questions overlap: an answer may be older than what is known."""
-    async with replicas_on(database_url) as (engine,), followed(engine) as one:
+    async with replicas_on(database_url, tuning=PROMPT) as (engine,), followed(engine) as one:
         operations = Operations(engine, random.Random(100 + seed))
         for _ in range(STEPS // 6):
             asked = [one.dispatchers.next_wake(wanted) for wanted in FILTERS]
@@ -58,7 +51,11 @@ async def test_nothing_is_missed_among_many_at_once(database_url: str, seed: int
 async def test_two_replicas_know_the_truth_after_a_sweep_though_every_hint_is_lost(
     postgres_url: str, seed: int
 ) -> None:
-    async with replicas_on(postgres_url, 2) as engines, followed(engines[0]) as here, followed(engines[1]) as there:
+    async with (
+        replicas_on(postgres_url, 2, tuning=PROMPT) as engines,
+        followed(engines[0]) as here,
+        followed(engines[1]) as there,
+    ):
         chance = random.Random(200 + seed)
         operations = [Operations(engine, chance) for engine in engines]
         for _ in range(STEPS // 6):
@@ -70,7 +67,7 @@ async def test_two_replicas_know_the_truth_after_a_sweep_though_every_hint_is_lo
 
 async def test_two_replicas_know_the_truth_within_a_moment_by_hints(postgres_url: str) -> None:
     async with (
-        replicas_on(postgres_url, 2, hints=PostgresqlHints) as engines,
+        replicas_on(postgres_url, 2, hints=PostgresqlHints, tuning=PROMPT) as engines,
         followed(engines[0], hinting(engines[0])) as here,
         followed(engines[1], hinting(engines[1])) as there,
     ):

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import select
 
 from stepwell_server.domain.hooks.hooks import HookKey, HookStatus, NewHook
-from stepwell_server.domain.hooks.webhooks import Completed, Delivery, DeliveryResult, Failed, Target
+from stepwell_server.domain.hooks.webhooks import Completed, Failed, Post, PostResult, Target
 from stepwell_server.domain.namespaces import NamespaceSpec
 from stepwell_server.domain.spine.births import Wanted
 from stepwell_server.domain.values.asked import NOT_ASKED
@@ -53,15 +53,15 @@ class Scripted(Deliverer):
     """Delivers nothing: a test says what becomes of each, and when."""
 
     def __init__(self) -> None:
-        self.result: DeliveryResult = Completed()
+        self.result: PostResult = Completed()
         self.gate = asyncio.Event()
         self.gate.set()
         self.begun: list[str] = []
         self.at_once: Counter[str] = Counter()
         self.most_at_once: Counter[str] = Counter()
 
-    async def deliver(self, target: Target, delivery: Delivery) -> DeliveryResult:
-        self.begun.append(delivery.idempotency_key)
+    async def deliver(self, target: Target, post: Post) -> PostResult:
+        self.begun.append(post.idempotency_key)
         self.at_once[target.namespace] += 1
         self.most_at_once |= self.at_once
         await self.gate.wait()

@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ LISTS = ("mutants.toml", "workflow_mutants.toml", "webhook_mutants.toml", "hook_
 
 PASSED, FAILED = 0, 1
 """Exit codes of pytest. All others mean that the test was not run."""
+TOO_LONG = 124
+"""In place of an exit code: it did not end."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,16 +66,18 @@ class Copy:
 
     folder: Path
     environment: dict[str, str]
+    longest: float = LONGEST_RUN
+    """Seconds for one run of pytest."""
 
     def python(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Run Python there. 124: it did not end."""
+        """Run Python there, as long as it may take."""
         command = [sys.executable, *arguments]
         try:
             return subprocess.run(
-                command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=LONGEST_RUN
+                command, cwd=self.folder, env=self.environment, capture_output=True, text=True, timeout=self.longest
             )
         except subprocess.TimeoutExpired:
-            return subprocess.CompletedProcess(command, 124, "", "")
+            return subprocess.CompletedProcess(command, TOO_LONG, "", f"took longer than {self.longest:g} s")
 
     def check_imports(self) -> None:
         """Make sure that the copy is what is tested, and not what is installed."""
@@ -127,21 +132,19 @@ def verdict(mutant: Mutant, copy: Copy) -> str:
         return f"OUTDATED: its line is there {mutant.places(copy.folder)} times"
     with mutant.planted(copy.folder):
         code = copy.python(*PYTEST, *shlex.split(mutant.test)).returncode
-    return {PASSED: "SURVIVED", FAILED: "caught"}.get(code, f"BROKEN: pytest ended with {code}")
+    words = {PASSED: "SURVIVED", FAILED: "caught", TOO_LONG: f"BROKEN: took longer than {copy.longest:g} s"}
+    return words.get(code, f"BROKEN: pytest ended with {code}")
 
 
 def check_health(mutants: Sequence[Mutant], copy: Copy) -> None:
-    """Every test must pass while nothing is planted, else it proves nothing."""
-    for test in sorted({one.test for one in mutants if "-k" in one.test}):
-        _must_pass(copy, shlex.split(test))
-    _must_pass(copy, sorted({one.test for one in mutants if "-k" not in one.test}))
-
-
-def _must_pass(copy: Copy, tests: Sequence[str]) -> None:
-    if tests:
-        done = copy.python(*PYTEST, *tests)
+    """Make sure that every test passes while nothing is planted. Each file of tests has a run of its own."""
+    files: dict[str, set[str]] = defaultdict(set)
+    for test in {one.test for one in mutants}:
+        files[test if "-k" in test else test.partition("::")[0]].add(test)
+    for name, tests in sorted(files.items()):
+        done = copy.python(*PYTEST, *(part for test in sorted(tests) for part in shlex.split(test)))
         if done.returncode != PASSED:
-            sys.exit(f"not even without a bug does this pass:\n{done.stdout}{done.stderr}")
+            sys.exit(f"not even without a bug does {name} pass:\n{done.stdout}{done.stderr}")
 
 
 def main(names: Sequence[str]) -> int:

@@ -8,6 +8,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from stepwell import Client
+from stepwell.tuning import Tuning
 from tests.sdk.fake_server import FakeServer, fake_server
 from tests.sdk.stage import Stage
 
@@ -34,6 +35,13 @@ async def server() -> AsyncIterator[FakeServer]:
 
 
 @pytest.fixture
-async def client(server: FakeServer) -> AsyncIterator[Client]:
-    async with Client(server.address) as opened:
+def client_tuning(request: pytest.FixtureRequest) -> Tuning:
+    """Pauses and limits of the client. `@pytest.mark.client_tuning(field=value)` changes them for a test."""
+    mark = request.node.get_closest_marker("client_tuning")
+    return Tuning() if mark is None else Tuning(**mark.kwargs)
+
+
+@pytest.fixture
+async def client(server: FakeServer, client_tuning: Tuning) -> AsyncIterator[Client]:
+    async with Client(server.address, tuning=client_tuning) as opened:
         yield opened

@@ -124,6 +124,7 @@ class FakeWorkflows(WorkflowServiceServicer):
         self.refuse: Callable[[str], errors_pb2.ItemError | None] = lambda _id: None
         self.existing: set[str] = set()
         self.most_items = 100
+        self.born_as, self.born_with = wf.INSTANCE_STATUS_QUEUED, 0  # status and revision of what is created
         self.instances: dict[str, wf.Instance] = {}
 
     async def CreateInstances(self, request: wf.CreateInstancesRequest, context: Any) -> wf.CreateInstancesResponse:  # noqa: N802
@@ -137,7 +138,8 @@ class FakeWorkflows(WorkflowServiceServicer):
             return wf.CreateInstancesResult(error=error)
         if item.instance_id in self.existing:
             return wf.CreateInstancesResult(skipped=True)
-        created = wf.Instance(workflow=item.workflow, instance_id=item.instance_id or "made-up")
+        named = item.instance_id or "made-up"
+        created = wf.Instance(workflow=item.workflow, instance_id=named, status=self.born_as, revision=self.born_with)
         return wf.CreateInstancesResult(instance=created)
 
     async def SendEvents(self, request: wf.SendEventsRequest, context: Any) -> wf.SendEventsResponse:  # noqa: N802

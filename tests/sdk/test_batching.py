@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
 from itertools import repeat
 
 import grpc
 import pytest
 
 from stepwell import CallFailed
-from stepwell.client.batching import Coalescer, MostItems, until_available
+from stepwell.client.batching import HEAD_START, Coalescer, MostItems, until_available
+from stepwell.tuning import Tuning
 from stepwell.v1.errors_pb2 import ERROR_REASON_SERVER_BUSY, ERROR_REASON_UNSPECIFIED, ItemError
 from stepwell.v1.workflows_pb2 import SendEventsItem, SendEventsResult
 
@@ -120,6 +120,15 @@ async def test_a_batch_has_the_time_that_is_left_and_those_in_it_keep_their_own(
     assert 5 < wire.seconds[1] < 20
 
 
+async def test_a_batch_ends_before_its_callers_give_up_so_that_they_are_told_why(wire: Wire) -> None:
+    coalescer = Coalescer(wire.send, MostItems())
+    (asked,) = await submit(coalescer, "a", seconds=20)
+    wire.gate.set()
+    await asked
+
+    assert wire.seconds[0] <= 20 - HEAD_START
+
+
 async def test_a_batch_is_bounded_in_items_and_in_bytes(wire: Wire) -> None:
     wire.gate.set()
     coalescer = Coalescer(wire.send, MostItems())
@@ -204,27 +213,25 @@ RESOURCE_EXHAUSTED, ABORTED, UNAVAILABLE = 8, 10, 14
 ITEMS = [SendEventsItem(type=type, request_id=f"request-{type}") for type in "abc"]
 
 
-def pausing(seconds: float) -> Callable[[], Iterator[float]]:
-    return lambda: repeat(seconds)
+def pausing(seconds: float) -> Tuning:
+    return Tuning(pauses=lambda: repeat(seconds))
 
 
-async def test_only_what_was_unavailable_is_sent_again_under_its_own_id(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.client.batching.pauses", pausing(0))
+async def test_only_what_was_unavailable_is_sent_again_under_its_own_id() -> None:
     server = Flaky(UNAVAILABLE, UNAVAILABLE)
 
-    results = await until_available(server.send, ITEMS, 30)
+    results = await until_available(server.send, ITEMS, 30, pausing(0))
 
     assert [result.HasField("stored") for result in results] == [True] * 3
     assert server.batches[1:] == [[("b", "request-b")]] * 2
     assert server.seconds == sorted(server.seconds, reverse=True)
 
 
-async def test_so_is_what_the_server_was_too_busy_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stepwell.client.batching.pauses", pausing(0))
+async def test_so_is_what_the_server_was_too_busy_for() -> None:
     server = Flaky(RESOURCE_EXHAUSTED)
     server.reason = ERROR_REASON_SERVER_BUSY
 
-    results = await until_available(server.send, ITEMS, 30)
+    results = await until_available(server.send, ITEMS, 30, pausing(0))
 
     assert [result.HasField("stored") for result in results] == [True] * 3
 
@@ -234,13 +241,10 @@ async def test_so_is_what_the_server_was_too_busy_for(monkeypatch: pytest.Monkey
     [([UNAVAILABLE] * 9, 31, 1), ([ABORTED], 0, 1), ([UNAVAILABLE] * 9 + [ABORTED], 0, 10)],
     ids=["the time is over", "it was another error", "it became another error"],
 )
-async def test_it_is_answered_as_it_is_when(
-    monkeypatch: pytest.MonkeyPatch, failures: list[int], pause: float, tries: int
-) -> None:
-    monkeypatch.setattr("stepwell.client.batching.pauses", pausing(pause))
+async def test_it_is_answered_as_it_is_when(failures: list[int], pause: float, tries: int) -> None:
     server = Flaky(*failures)
 
-    results = await until_available(server.send, ITEMS, 30)
+    results = await until_available(server.send, ITEMS, 30, pausing(pause))
 
     assert [result.error.code for result in results] == [0, failures[tries - 1], 0]
     assert len(server.batches) == tries

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from datetime import timedelta
 from itertools import chain, repeat
 from typing import Any
@@ -19,6 +19,7 @@ from grpc import aio
 
 from stepwell import open_channel
 from stepwell.backoff import pauses
+from stepwell.tuning import DEFAULT, Tuning
 from stepwell.v1 import server_pb2
 from stepwell.v1.server_pb2_grpc import (
     ServerServiceServicer,
@@ -95,14 +96,14 @@ async def moody() -> AsyncIterator[tuple[Moody, str]]:
     await server.stop(0)
 
 
-async def ask(address: str, patience: float | None = None) -> str:
-    async with open_channel(address, patience=patience) as channel:
+async def ask(address: str, patience: float | None = None, tuning: Tuning = DEFAULT) -> str:
+    async with open_channel(address, patience=patience, tuning=tuning) as channel:
         request = server_pb2.GetServerInfoRequest()
         return (await ServerServiceStub(channel).GetServerInfo(request, timeout=30)).version
 
 
-def pausing(*seconds: float) -> Callable[[], Iterator[float]]:
-    return lambda: chain(seconds, repeat(0.0))
+def pausing(*seconds: float) -> Tuning:
+    return Tuning(pauses=lambda: chain(seconds, repeat(0.0)))
 
 
 @pytest.mark.parametrize("code", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.CANCELLED])
@@ -113,22 +114,18 @@ async def test_a_call_that_a_stopping_server_cut_off_is_repeated(moody: tuple[Mo
     assert (await ask(address), server.calls) == ("1", 2)
 
 
-async def test_a_call_is_repeated_as_often_as_its_deadline_allows(
-    moody: tuple[Moody, str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_is_repeated_as_often_as_its_deadline_allows(moody: tuple[Moody, str]) -> None:
     """gRPC's own retries end after five tries, which is 3.3 seconds."""
-    monkeypatch.setattr("stepwell.client.channel.pauses", pausing())
     server, address = moody
     server.refusals = [refusal(grpc.StatusCode.UNAVAILABLE)] * 20
 
-    assert (await ask(address), server.calls) == ("1", 21)
+    assert (await ask(address, tuning=pausing()), server.calls) == ("1", 21)
 
 
 async def test_a_call_that_finds_no_server_waits_for_one_and_tells_in_the_end_why_there_was_none(
-    unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
+    unused_tcp_port: int,
 ) -> None:
-    monkeypatch.setattr("stepwell.client.channel.pauses", pausing())
-    async with open_channel(f"127.0.0.1:{unused_tcp_port}") as channel:
+    async with open_channel(f"127.0.0.1:{unused_tcp_port}", tuning=pausing()) as channel:
         request = server_pb2.GetServerInfoRequest()
         with pytest.raises(aio.AioRpcError, match="Connection refused") as failed:
             await ServerServiceStub(channel).GetServerInfo(request, timeout=0.1)
@@ -136,9 +133,7 @@ async def test_a_call_that_finds_no_server_waits_for_one_and_tells_in_the_end_wh
     assert failed.value.code() is grpc.StatusCode.UNAVAILABLE
 
 
-async def test_a_server_that_comes_back_is_asked_at_once_by_all_calls_that_wait(
-    unused_tcp_port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_server_that_comes_back_is_asked_at_once_by_all_calls_that_wait(unused_tcp_port: int) -> None:
     """Not one after the other, when their pauses are over: it may be gone again by then."""
     first_tries = asyncio.Semaphore(0)
 
@@ -147,9 +142,8 @@ async def test_a_server_that_comes_back_is_asked_at_once_by_all_calls_that_wait(
         first_tries.release()
         yield 100.0
 
-    monkeypatch.setattr("stepwell.client.channel.pauses", pauses)
     address = f"127.0.0.1:{unused_tcp_port}"
-    asked = [asyncio.create_task(ask(address)) for _ in range(3)]
+    asked = [asyncio.create_task(ask(address, tuning=Tuning(pauses=pauses))) for _ in range(3)]
     for _ in asked:
         await first_tries.acquire()
     server, servicer = aio.server(), Moody()
@@ -163,14 +157,13 @@ async def test_a_server_that_comes_back_is_asked_at_once_by_all_calls_that_wait(
 
 @pytest.mark.parametrize(("pause", "patience"), [(31, None), (3, 2)], ids=["the deadline", "the caller's patience"])
 async def test_a_call_is_answered_as_it_is_when_there_is_no_time_for_another_try(
-    moody: tuple[Moody, str], monkeypatch: pytest.MonkeyPatch, pause: float, patience: float | None
+    moody: tuple[Moody, str], pause: float, patience: float | None
 ) -> None:
-    monkeypatch.setattr("stepwell.client.channel.pauses", pausing(0, 0, pause))
     server, address = moody
     server.refusals = [refusal(grpc.StatusCode.UNAVAILABLE)] * 20
 
     with pytest.raises(aio.AioRpcError) as failed:
-        await ask(address, patience)
+        await ask(address, patience, pausing(0, 0, pause))
 
     assert (failed.value.code(), server.calls) == (grpc.StatusCode.UNAVAILABLE, 3)
 
@@ -186,14 +179,13 @@ async def test_a_call_is_answered_as_it_is_when_there_is_no_time_for_another_try
     ids=["a busy server", "busy beyond the deadline", "a limit that waiting does not lift", "lost against another"],
 )
 async def test_only_a_server_that_says_when_to_come_back_is_asked_again(
-    moody: tuple[Moody, str], monkeypatch: pytest.MonkeyPatch, code: Any, retry_after: float | None, calls: int
+    moody: tuple[Moody, str], code: Any, retry_after: float | None, calls: int
 ) -> None:
-    monkeypatch.setattr("stepwell.client.channel.pauses", pausing())
     server, address = moody
     server.refusals = [refusal(code, retry_after)]
 
     try:
-        await ask(address)
+        await ask(address, tuning=pausing())
     except aio.AioRpcError as error:
         assert error.code() is code
 

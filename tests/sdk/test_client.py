@@ -88,10 +88,10 @@ def unavailable_at_first(id: str) -> Any:
     return lambda asked: errors.pop() if errors and asked == id else None
 
 
+@pytest.mark.client_tuning(pauses=lambda: iter([5]))  # which none of the others would wait for
 async def test_a_create_whose_outcome_is_unknown_is_repeated_and_the_others_do_not_wait(
-    server: FakeServer, client: Client, monkeypatch: pytest.MonkeyPatch
+    server: FakeServer, client: Client
 ) -> None:
-    monkeypatch.setattr("stepwell.client.batching.pauses", lambda: iter([5]))  # which none of the others would wait for
     server.workflows.refuse = unavailable_at_first("b")
     orders = client.workflow("order")
 
@@ -283,7 +283,7 @@ async def test_so_is_the_end_of_a_terminated_instance(server: FakeServer, client
 async def test_a_result_is_waited_for_only_so_long_and_then_dropped(server: FakeServer, client: Client) -> None:
     order = await client.workflow(Order).create(id="x")
 
-    with pytest.raises(TimeoutError, match=r"^order x has not ended within 0\.02 seconds$"):
+    with pytest.raises(TimeoutError, match=r"^order x has not ended within 0\.02 seconds: it is queued$"):
         await order.result(timeout=20)
 
     await server.workflows.until_watched(2)

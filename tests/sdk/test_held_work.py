@@ -16,10 +16,11 @@ from stepwell.v1 import workflows_pb2 as states
 from stepwell.worker.dialogue import Dialogue
 from stepwell.worker.held_work import HeldWork
 from stepwell.worker.leases import Capacity
-from tests.sdk.stage import InlinePool, ManualClock, in_a_word, settle, slept, waiting
+from tests.sdk.stage import InlinePool, ManualClock, done, in_a_word, settle, slept, waiting
 
 LEASE = Duration(seconds=30)
 INTERVAL = Duration(seconds=10)
+LARGE = f'"{"x" * 1000}"'
 
 
 @workflow("nap")
@@ -160,6 +161,19 @@ async def test_the_cache_forgets_what_was_used_longest_ago() -> None:
 
     assert await worker.task(task_id=1, fence=2, cached=True, known_revision=5) == ["task_ack", "need_state"]
     assert await worker.task(task_id=2, fence=2, cached=True, known_revision=5) == ["task_ack", "suspend"]
+
+
+async def test_the_cache_forgets_what_was_used_longest_ago_if_results_are_large() -> None:
+    worker = Worker(max_tasks=3, cache_bytes=2500)
+    worker.welcome()
+    for task_id in (1, 2, 3):
+        await worker.task(task_id=task_id, steps=[done("large", LARGE)])
+        await worker.ack(1, task_id)
+        await worker.ack(2, task_id, released=True, revision=5)
+
+    assert await worker.task(task_id=2, fence=2, cached=True, known_revision=5) == ["task_ack", "suspend"]
+    assert await worker.task(task_id=1, fence=2, cached=True, known_revision=5) == ["task_ack", "need_state"]
+    assert await worker.task(task_id=3, fence=2, cached=True, known_revision=5) == ["task_ack", "suspend"]
 
 
 async def test_state_that_comes_in_pieces_is_waited_for(worker: Worker) -> None:

@@ -114,6 +114,20 @@ def test_two_hooks_of_one_name_are_refused_also_across_app_and_worker() -> None:
         Worker(Client(), App(hooks=[defined(typed)]), hooks=[defined(typed)])
 
 
+@dataclass(frozen=True)
+class WiderApp(App):
+    """An app with definitions that the worker has no argument for."""
+
+    tickets: tuple[str, ...] = ()
+
+
+def test_a_worker_hosts_all_that_its_app_has() -> None:
+    hosted = Worker(Client(), WiderApp(tickets=("one",)), hooks=[defined(typed)]).app
+
+    assert isinstance(hosted, WiderApp) and hosted.tickets == ("one",)
+    assert hosted.names == ["send-receipt (hook)"]
+
+
 def test_a_hook_and_a_workflow_may_have_one_name() -> None:
     @workflow("send-receipt")
     async def program(event: Any, step: Any) -> None: ...

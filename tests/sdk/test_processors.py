@@ -19,7 +19,6 @@ from stepwell import (
     ServerProcessor,
     StreamDispatcher,
 )
-from stepwell.dispatcher import processors
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.workers_pb2 import HANDLER_KIND_WORKFLOW
 from tests.sdk.fake_processor import FakeProcessor, after
@@ -184,8 +183,8 @@ async def test_a_refusal_is_a_failed_call(server: FakeServer, client: Client) ->
     assert failed.value.code is grpc.StatusCode.RESOURCE_EXHAUSTED
 
 
-async def test_a_stream_that_falls_silent_is_given_up(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(processors, "_SILENT_SECONDS", 0.1)
+@pytest.mark.client_tuning(silence=0.1)
+async def test_a_stream_that_falls_silent_is_given_up(client: Client) -> None:
     stream = ServerProcessor(client).follow()
     await anext(stream)
 

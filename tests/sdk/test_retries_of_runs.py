@@ -12,7 +12,7 @@ import pytest
 from stepwell import NonRetryableError, Retry, StepFailed, StepTimeoutError
 from stepwell.worker.host import Phase
 from stepwell.worker.threads import ThreadPool
-from tests.sdk.stage import LATER, Stage, failed, pending, settle, task_of, waiting
+from tests.sdk.stage import LATER, Stage, failed, pending, settle, state, task_of, waiting
 
 
 class Flaky:
@@ -80,6 +80,17 @@ async def test_a_retry_under_the_same_lease_is_announced(stage: Stage) -> None:
     assert (stage.kinds(), body.calls) == (["begin_steps +a"], 1)
     await stage.ack(run, 3)
     assert body.calls == 2
+
+
+async def test_a_retry_in_a_status_of_a_newer_server_is_not_executed(stage: Stage) -> None:
+    body = Flaky(1)
+    run = await stage.begin(flaky_order(body))
+    await stage.ack(run, 1, wake_at=LATER)
+    await stage.ack(run, 2, released=False)
+    stage.take()
+
+    await stage.resolve(run, state("a", 99, attempts=1))
+    assert ("begin_steps +a" in stage.kinds(), body.calls) == (False, 1)
 
 
 @pytest.mark.parametrize("error", [ConnectionError("down"), NonRetryableError("down", "DeclinedByTheBank")])

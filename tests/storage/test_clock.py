@@ -6,7 +6,7 @@ import time
 
 from sqlalchemy import make_url, select
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.clock import ClockReading
 from stepwell_server.storage.database import clock, migrate
 from stepwell_server.storage.database.clock import db_now, lease_now

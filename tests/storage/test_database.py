@@ -11,11 +11,11 @@ import pytest
 from sqlalchemy import func, insert, make_url, select, text
 from sqlalchemy.exc import IntegrityError, OperationalError
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.namespaces import NamespaceSpec
 from stepwell_server.domain.values.errors import Conflict, DatabaseUnavailable, NamespaceNotFound, ServerBusy
+from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.storage import namespaces
-from stepwell_server.storage.database import database as databases
 from stepwell_server.storage.database import migrate, postgresql
 from stepwell_server.storage.database.database import (
     CALL,
@@ -60,7 +60,7 @@ class Failing:
 
 
 def failing(db: Database, fault: Fault, times: int, **options: Any) -> tuple[Database, Failing]:
-    backend = Failing(db._backend, fault, times, **options)
+    backend = Failing(db.backend, fault, times, **options)
     return Database(backend), backend  # type: ignore[arg-type]
 
 
@@ -248,11 +248,8 @@ async def test_what_took_too_long_is_unavailable_though_the_database_is_there(po
     await db.close()
 
 
-async def test_when_all_connections_are_in_use_the_server_is_busy_and_not_dead(
-    postgres_url: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(postgresql, "POOL_TIMEOUT", 0.1)
-    db = open_database(make_url(postgres_url))
+async def test_when_all_connections_are_in_use_the_server_is_busy_and_not_dead(postgres_url: str) -> None:
+    db = open_database(make_url(postgres_url), Tuning(pool_timeout=0.1))
     sleeping = [
         asyncio.create_task(db.run_tx(lambda tx: tx.exec_driver_sql("SELECT pg_sleep(1)").all()))
         for _ in range(postgresql.POOL_SIZE)
@@ -268,8 +265,8 @@ async def test_when_all_connections_are_in_use_the_server_is_busy_and_not_dead(
     await db.close()
 
 
-async def test_transactions_that_wait_are_bounded(db: Database, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(databases, "MOST_RUNNING", 3)
+@pytest.mark.tuning(transactions=3)
+async def test_transactions_that_wait_are_bounded(db: Database) -> None:
 
     results = await asyncio.gather(*(db.run_tx(create(f"n{n}")) for n in range(10)), return_exceptions=True)
 

@@ -15,6 +15,7 @@ from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import DAY
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.hooks import hooks
+from stepwell_server.storage.spine import fates
 from tests.support.databases.plans import explained, nodes, opened, statements, steps
 from tests.support.databases.postgres import PostgresServer
 
@@ -67,7 +68,7 @@ ASKS: dict[str, Ask] = {
     "find": find,
     "by number": lambda tx: hooks.get_many(tx, [FIRST + 7, FIRST + 8]),
     "unserved": unserved,
-    "how they ended": lambda tx: hooks.ended_fences(tx, [FIRST + 7, FIRST + 8]),
+    "how they ended": lambda tx: fates.read(tx, [FIRST + 7, FIRST + 8], {TaskKind.HOOK: hooks.KEPT}),
 }
 asking = pytest.mark.parametrize("ask", ASKS.values(), ids=ASKS.keys())
 

@@ -9,9 +9,8 @@ from typing import TypeVar
 import pytest
 from sqlalchemy import make_url, text
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.births import Wanted
-from stepwell_server.domain.spine.handlers import Registration
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.workflows.instances import (
@@ -113,7 +112,7 @@ async def at_rest(url: str, rows: int, *, analyzed: bool) -> AsyncIterator[Datab
 
     def prepare(tx: Tx) -> None:
         migrate.upgrade(tx, virtual_clock=False)
-        handlers.register(tx, map(Registration, [ORDER, NOTE]))
+        handlers.register(tx, [ORDER, NOTE])
         crowd(tx, 1, rows)
         for table in FILLED:  # nobody looks at how much there is later
             tx.execute(text(f"ALTER TABLE {table} SET (autovacuum_enabled = off)"))

@@ -11,7 +11,7 @@ from alembic.migration import MigrationContext
 from alembic.script import ScriptDirectory
 from sqlalchemy import make_url
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.storage import deployments as server
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database, Tx

@@ -12,8 +12,8 @@ from typing import Any, TypeAlias
 import pytest
 from sqlalchemy import event, make_url, text
 
-from stepwell_server.app import open_database
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.databases import open_database
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.leases import LeaseTimes
 from stepwell_server.domain.spine.tasks import NewTask
 from stepwell_server.domain.spine.work import Rules
@@ -174,6 +174,7 @@ NARROW = re.compile(
     r"|SCAN tasks USING INDEX ix_tasks__held"  # only what somebody holds is in it
     r"|SCAN handlers USING INDEX ix_handlers__listeners"  # only what is told of events is in it
     r"|SEARCH handlers .*"
+    r"|SEARCH sessions USING INDEX sqlite_autoindex_sessions_1 \(session_id=\?\)"
     r"|(SCAN|SEARCH) (\w+_json|hook_targets|clock|lease_clock|CONSTANT ROW|namespaces|used|wanted)\b.*"
 )
 
@@ -268,7 +269,7 @@ async def opened(url: str) -> Database:
 def crowd(tx: Tx, share: int = 1, *, analyzed: bool) -> None:
     """Sleepers of the most urgent class, due tasks of names that nobody serves, a backlog to claim, and idle names."""
     idle = [Handler("default", TaskKind.WORKFLOW, f"idle{number}") for number in range(IDLE // share)]
-    handlers.register(tx, map(Registration, [ORDER, *NOBODY_SERVES, *idle]))
+    handlers.register(tx, [ORDER, *NOBODY_SERVES, *idle])
     fill(tx, SLEEPING // share, "'order'", priority=0, run_at=FAR_FUTURE)
     fill(tx, UNSERVED // share, f"'unserved' || (n % {len(NOBODY_SERVES)})", priority=0, run_at=1)
     fill(tx, BACKLOG // share, "'order'", priority=9, run_at=1)

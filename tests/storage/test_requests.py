@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 from sqlalchemy import make_url, select, update
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.values.asked import Asked
 from stepwell_server.domain.values.errors import IdempotencyKeyReused
 from stepwell_server.storage.database import migrate

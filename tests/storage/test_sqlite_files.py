@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from sqlalchemy import make_url
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.storage.database import migrate
 
 

@@ -11,7 +11,7 @@ import pytest
 from sqlalchemy import BigInteger, Text, make_url, select, text
 from sqlalchemy.util import await_only
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.tasks import NewTask, Stop, Task
 from stepwell_server.domain.values.errors import Conflict

@@ -47,6 +47,23 @@ async def test_small_parts_count_together() -> None:
     assert rounds > 10
 
 
+async def test_items_are_taken_in_parts() -> None:
+    taken = 0
+
+    async def take() -> None:
+        nonlocal taken
+        async for item in Turns().over(range(1, 41), PART // 4):
+            taken = item
+
+    taking = asyncio.create_task(take())
+    counts = []
+    while not taking.done():
+        await asyncio.sleep(0)
+        counts.append(taken)
+
+    assert counts == [4 * (number + 1) for number in range(10)] + [40]
+
+
 async def test_of_several_works_one_goes_on_in_a_round() -> None:
     begun, _ = await rounds_beside(*[[PART] * 10] * 20)
 

@@ -15,10 +15,10 @@ from standardwebhooks import Webhook, WebhookVerificationError
 from stepwell_server.domain.hooks.webhooks import (
     KEPT_BODY_BYTES,
     Completed,
-    Delivery,
     Endpoint,
     Failed,
     Gone,
+    Post,
     Secret,
     Target,
     check_secrets,
@@ -238,10 +238,10 @@ def test_a_receiver_that_knows_the_secret_accepts_the_signature_and_no_other_doe
 
 def test_during_a_rotation_receivers_with_either_secret_accept() -> None:
     old, new = Secret(bytes(32)), Secret(bytes(range(32)))
-    delivery = Delivery("hook-1", "receipts", Payload('{"a":1}'), 3, int(time.time()) * SECOND)
+    post = Post("hook-1", "receipts", Payload('{"a":1}'), 3, int(time.time()) * SECOND)
     target = Target("default", "receipts", "https://example.com/", (new, old), 0, 0)
 
-    headers, body = request_of(target, check_url(target.url, NOBODY), delivery, "stepwell/1")
+    headers, body = request_of(target, check_url(target.url, NOBODY), post, "stepwell/1")
 
     for secret in (old, new):
         assert Webhook(secret.text).verify(body, headers) == {"a": 1}
@@ -258,9 +258,9 @@ def test_an_id_that_would_make_the_signature_ambiguous_or_break_the_header_is_no
 
 def test_a_request_says_what_the_receiver_needs_to_know() -> None:
     target = Target("default", "receipts", "https://example.com:8443/in?a=1", (Secret(bytes(32)),), 0, 0)
-    delivery = Delivery("hook-1", "workflow.completed", Payload('{"ä":1}'), 3, NOON_MICROS + 999_999)
+    post = Post("hook-1", "workflow.completed", Payload('{"ä":1}'), 3, NOON_MICROS + 999_999)
 
-    headers, body = request_of(target, check_url(target.url, NOBODY), delivery, "stepwell/1")
+    headers, body = request_of(target, check_url(target.url, NOBODY), post, "stepwell/1")
 
     assert body == '{"ä":1}'.encode()
     assert headers.pop("webhook-signature").startswith("v1,")
@@ -279,9 +279,9 @@ def test_a_request_says_what_the_receiver_needs_to_know() -> None:
 
 def test_bytes_are_sent_as_bytes() -> None:
     target = Target("default", "receipts", "https://example.com/", (Secret(bytes(32)),), 0, 0)
-    delivery = Delivery("hook-1", "receipts", Payload(binary=b"\xff\x00", encoding="aes"), 1, 0)
+    post = Post("hook-1", "receipts", Payload(binary=b"\xff\x00", encoding="aes"), 1, 0)
 
-    headers, body = request_of(target, check_url(target.url, NOBODY), delivery, "stepwell/1")
+    headers, body = request_of(target, check_url(target.url, NOBODY), post, "stepwell/1")
 
     assert (headers["content-type"], body) == ("application/octet-stream", b"\xff\x00")
 

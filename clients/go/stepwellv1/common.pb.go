@@ -2,8 +2,8 @@
 //
 // Conventions that hold in every file of this package, so that they are not repeated per field:
 //
-// - The caller's credential is the metadata "authorization: Bearer TOKEN", sent with every call and stream. What the token is,
-//   the operator's policy knows. A stream is asked for it again: UNAUTHENTICATED ends it.
+// - The caller's credential is the metadata "authorization: Bearer TOKEN", sent with every call and stream. The operator's policy
+//   knows the meaning of the token. A stream is asked for it again: UNAUTHENTICATED ends it.
 // - A "character" of a limit is a Unicode code point: neither a byte nor a UTF-16 unit.
 // - Names, ids and types are ASCII. No string may contain the NUL character (INVALID_ARGUMENT, MALFORMED_REQUEST).
 // - An instant ends in "_at" and is by the database's clock, in microseconds; finer digits are cut off.
@@ -319,7 +319,7 @@ func (*RetryPolicy_Unlimited) isRetryPolicy_Attempts() {}
 // Some names are the same on the wire in every language, whatever its class is called:
 //   - of steps: StepTimeoutError (an execution took too long), StepMaxAttemptsExceeded (executions began as often as they may, and
 //     none reported an end), StepResultInvalid (the result cannot be stored), WaitForEventTimeoutError (no event came in time),
-//     CancelledError (whoever called the step withdrew from it);
+//     CancelledError (the caller of the step withdrew from it);
 //   - of hooks: JobTimeoutError, JobMaxAttemptsExceeded, WorkerLost (the holder was lost during the execution),
 //     HOOK_HANDLER_NOT_FOUND, WEBHOOK_FAILED, SSRF_BLOCKED;
 //   - of runs, where the code misuses steps: DuplicateStepKey, StepTypeMismatch, MaxStepsExceeded, InvalidStepName; and the name of a
@@ -329,7 +329,7 @@ type Failure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Class or kind of the error, such as "ValueError". At most 256 characters; a longer one is cut. Empty: "UNKNOWN_ERROR".
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it said. At most 4,096 characters; a longer one is cut.
+	// Message of the error. At most 4,096 characters; a longer one is cut.
 	Message string `protobuf:"bytes,2,opt,name=message,proto3" json:"message,omitempty"`
 	// True if the handler said that trying again is pointless (NonRetryableError).
 	NonRetryable bool `protobuf:"varint,3,opt,name=non_retryable,json=nonRetryable,proto3" json:"non_retryable,omitempty"`

@@ -3,8 +3,8 @@
 // A failed call ends with a google.rpc.Status that carries exactly one google.rpc.ErrorInfo. Its "domain" is
 // "stepwell.v1", its "reason" is the name of a value below without the prefix "ERROR_REASON_", and its "metadata" has the
 // keys that the comment of the reason lists, and no others; values are cut after 100 characters. A refusal of
-// TransactionService.Commit has "operation" besides: the place of the refused operation, from 0. What has "field" also carries
-// google.rpc.BadRequest. Where waiting helps there is a google.rpc.RetryInfo, and clients wait that long, plus jitter,
+// TransactionService.Commit has "operation" besides: the place of the refused operation, from 0. A refusal with "field" also
+// carries google.rpc.BadRequest. Where waiting helps there is a google.rpc.RetryInfo, and clients wait that long, plus jitter,
 // before they repeat the call. The gRPC code says what to do:
 //
 // INVALID_ARGUMENT fix the request; NOT_FOUND stop; ALREADY_EXISTS use the existing one; FAILED_PRECONDITION change
@@ -181,7 +181,7 @@ const (
 	ErrorReason_ERROR_REASON_HOOK_COMPLETED ErrorReason = 134
 	// FAILED_PRECONDITION: the hook is completed, failed or cancelled. Metadata: "hook_id", "status".
 	ErrorReason_ERROR_REASON_HOOK_ENDED ErrorReason = 135
-	// Name of the failure of a hook that nobody ever registered a handler or target for. Never the reason of a call.
+	// Name of the failure of a hook for whose name no handler or target was ever registered. Never the reason of a call.
 	ErrorReason_ERROR_REASON_HOOK_HANDLER_NOT_FOUND ErrorReason = 136
 	// NOT_FOUND: no target of that name. Metadata: "name".
 	ErrorReason_ERROR_REASON_HOOK_TARGET_NOT_FOUND ErrorReason = 137

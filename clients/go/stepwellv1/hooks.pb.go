@@ -30,15 +30,15 @@ type HookStatus int32
 const (
 	// Never sent.
 	HookStatus_HOOK_STATUS_UNSPECIFIED HookStatus = 0
-	// It waits: for its time, for a retry, or for somebody to take it.
+	// It waits: for its time, for a retry, or for a worker that takes it.
 	HookStatus_HOOK_STATUS_PENDING HookStatus = 1
-	// Somebody executes it.
+	// A worker executes it.
 	HookStatus_HOOK_STATUS_PROCESSING HookStatus = 2
 	// Ended: the handler returned.
 	HookStatus_HOOK_STATUS_COMPLETED HookStatus = 3
 	// Ended: its attempts are used up, or the handler said that trying again is pointless.
 	HookStatus_HOOK_STATUS_FAILED HookStatus = 4
-	// Ended: somebody cancelled it.
+	// Ended: a caller cancelled it.
 	HookStatus_HOOK_STATUS_CANCELLED HookStatus = 5
 )
 
@@ -152,9 +152,9 @@ type TriggerHooksItem struct {
 	// and cannot be triggered.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Id of the hook, unique in its namespace: 1 to 100 letters, digits, "-" or "_", not beginning with "-" (INVALID_HOOK_ID).
-	// One that exists: HOOK_ID_ALREADY_EXISTS, whatever became of it. Empty: the server makes a random one.
+	// An id that exists: HOOK_ID_ALREADY_EXISTS, however that hook ended. Empty: the server makes a random one.
 	HookId string `protobuf:"bytes,2,opt,name=hook_id,json=hookId,proto3" json:"hook_id,omitempty"`
-	// What the handler gets. Unset, or without a body: the empty JSON object.
+	// Data for the handler. Unset, or without a body: the empty JSON object.
 	Payload *Payload `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`
 	// The first attempt is not made before this instant. Unset, or in the past: at once. Retries go by the policy.
 	ProcessAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=process_at,json=processAt,proto3" json:"process_at,omitempty"`
@@ -1208,7 +1208,7 @@ type Hook struct {
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
 	// Where it stands.
 	Status HookStatus `protobuf:"varint,3,opt,name=status,proto3,enum=stepwell.v1.HookStatus" json:"status,omitempty"`
-	// What the handler gets. Unset where a call says that it leaves it out.
+	// Data for the handler. Unset where a call says that it leaves it out.
 	Payload *Payload `protobuf:"bytes,4,opt,name=payload,proto3" json:"payload,omitempty"`
 	// Executions that began.
 	Attempts int32 `protobuf:"varint,5,opt,name=attempts,proto3" json:"attempts,omitempty"`
@@ -1216,7 +1216,7 @@ type Hook struct {
 	Retry *RetryPolicy `protobuf:"bytes,6,opt,name=retry,proto3" json:"retry,omitempty"`
 	// The same in every execution, and no other hook's: for the receiver to recognise a repetition by.
 	IdempotencyKey string `protobuf:"bytes,7,opt,name=idempotency_key,json=idempotencyKey,proto3" json:"idempotency_key,omitempty"`
-	// What the last execution failed with. Unset: none has, or the last one did not.
+	// Failure of the last execution. Unset: there was none, or it did not fail.
 	Failure *Failure `protobuf:"bytes,8,opt,name=failure,proto3" json:"failure,omitempty"`
 	// When it was stored.
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,9,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
@@ -1447,7 +1447,7 @@ func (x *HookTarget) GetUpdatedAt() *timestamppb.Timestamp {
 // EngineEvent is the payload of a hook that the engine triggers, in its JSON form with the field names as they stand here.
 type EngineEvent struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What happened: the name of the hook. "workflow.enqueued" (an instance became runnable, or will at the hook's process_at),
+	// Change that happened: the name of the hook. "workflow.enqueued" (an instance became runnable, or will at the hook's process_at),
 	// "workflow.completed", "workflow.errored" or "workflow.terminated".
 	Event string `protobuf:"bytes,1,opt,name=event,proto3" json:"event,omitempty"`
 	// Namespace it happened in.

@@ -36,10 +36,10 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // HookService stores hooks and shows what became of them. A hook goes to a worker that hosts a handler of its name
-// (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
+// (WorkerService), or to the webhook that is the target of its name; where both are there, to the first that takes it. It is
 // delivered at least once, every time with the same idempotency key.
 //
-// A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+// A hook whose name was never registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
 // hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 //
 // The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
@@ -55,7 +55,7 @@ type HookServiceClient interface {
 	// ListHooks pages through the hooks of a namespace, newest first. Every combination of filters is served by an index.
 	// Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
 	ListHooks(ctx context.Context, in *ListHooksRequest, opts ...grpc.CallOption) (*ListHooksResponse, error)
-	// RetryHook makes a hook due at once. One that failed or was cancelled begins anew, with all its attempts; one that waits for a
+	// RetryHook makes a hook due at once. A failed or cancelled hook begins anew, with all its attempts; a hook that waits for a
 	// time or a retry no longer does; one that is executing is left alone. Errors: HOOK_NOT_FOUND, HOOK_COMPLETED.
 	// Idempotent with request_id.
 	RetryHook(ctx context.Context, in *RetryHookRequest, opts ...grpc.CallOption) (*RetryHookResponse, error)
@@ -167,10 +167,10 @@ func (c *hookServiceClient) DeleteHookTarget(ctx context.Context, in *DeleteHook
 // for forward compatibility.
 //
 // HookService stores hooks and shows what became of them. A hook goes to a worker that hosts a handler of its name
-// (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
+// (WorkerService), or to the webhook that is the target of its name; where both are there, to the first that takes it. It is
 // delivered at least once, every time with the same idempotency key.
 //
-// A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+// A hook whose name was never registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
 // hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 //
 // The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
@@ -186,7 +186,7 @@ type HookServiceServer interface {
 	// ListHooks pages through the hooks of a namespace, newest first. Every combination of filters is served by an index.
 	// Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
 	ListHooks(context.Context, *ListHooksRequest) (*ListHooksResponse, error)
-	// RetryHook makes a hook due at once. One that failed or was cancelled begins anew, with all its attempts; one that waits for a
+	// RetryHook makes a hook due at once. A failed or cancelled hook begins anew, with all its attempts; a hook that waits for a
 	// time or a retry no longer does; one that is executing is left alone. Errors: HOOK_NOT_FOUND, HOOK_COMPLETED.
 	// Idempotent with request_id.
 	RetryHook(context.Context, *RetryHookRequest) (*RetryHookResponse, error)

@@ -31,7 +31,7 @@ type CreateNamespaceRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name: 1 to 64 letters, digits, "-" or "_", not beginning with "-" (INVALID_NAMESPACE). It cannot be changed later.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it is for, for people. At most 1,024 characters.
+	// Purpose of the namespace, for people. At most 1,024 characters.
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
 	// How long ended work is kept. Default: for ever.
 	Retention *Retention `protobuf:"bytes,3,opt,name=retention,proto3" json:"retention,omitempty"`
@@ -408,7 +408,7 @@ type Namespace struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name, unique on the server.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it is for, for people.
+	// Purpose of the namespace, for people.
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
 	// How long ended work is kept.
 	Retention *Retention `protobuf:"bytes,3,opt,name=retention,proto3" json:"retention,omitempty"`

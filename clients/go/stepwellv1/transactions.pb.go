@@ -91,7 +91,7 @@ func (x *CommitRequest) GetRequestId() string {
 // Operation is one thing to do.
 type Operation struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What. Unset: INVALID_FIELD.
+	// Kind of operation. Unset: INVALID_FIELD.
 	//
 	// Types that are valid to be assigned to Operation:
 	//
@@ -172,7 +172,7 @@ type isOperation_Operation interface {
 }
 
 type Operation_CreateInstance struct {
-	// Create an instance of a workflow. One that exists: INSTANCE_ID_ALREADY_EXISTS.
+	// Create an instance of a workflow. An id that exists: INSTANCE_ID_ALREADY_EXISTS.
 	CreateInstance *CreateInstancesItem `protobuf:"bytes,1,opt,name=create_instance,json=createInstance,proto3,oneof"`
 }
 

@@ -298,7 +298,7 @@ func (x *ConnectResponse) GetFrames() []*ServerFrame {
 // RegisterHandlersRequest is a Hello without a stream.
 type RegisterHandlersRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Who calls and what it can handle. "held" is ignored.
+	// The worker that calls, and its handlers. "held" is ignored.
 	Hello         *Hello `protobuf:"bytes,1,opt,name=hello,proto3" json:"hello,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -483,7 +483,7 @@ func (x *ClaimTasksRequest) GetRequestId() string {
 // ClaimTasksResponse is the work.
 type ClaimTasksResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
+	// The frames that a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
 	// the message comes with "more" set, perhaps without steps and params: CommitTask with NeedState brings them, a page at a time.
 	// Hooks that do not fit are not leased: the next call gets them.
 	Frames        []*ServerFrame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
@@ -769,7 +769,7 @@ func (x *CommitTaskRequest) GetFrames() []*WorkerFrame {
 // CommitTaskResponse answers the frames.
 type CommitTaskResponse struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What a stream would have got: Ack for each frame, and Resolved where a wait is over.
+	// The frames that a stream would have got: Ack for each frame, and Resolved where a wait is over.
 	Frames        []*ServerFrame `protobuf:"bytes,1,rep,name=frames,proto3" json:"frames,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -942,7 +942,7 @@ type Worker struct {
 	ReplicaId string `protobuf:"bytes,3,opt,name=replica_id,json=replicaId,proto3" json:"replica_id,omitempty"`
 	// When it connected.
 	ConnectedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=connected_at,json=connectedAt,proto3" json:"connected_at,omitempty"`
-	// What it hosts.
+	// Handlers that it hosts.
 	Handlers []*HandlerRef `protobuf:"bytes,5,rep,name=handlers,proto3" json:"handlers,omitempty"`
 	// Tasks it holds. At most 100 are listed.
 	Tasks []*RunningTask `protobuf:"bytes,6,rep,name=tasks,proto3" json:"tasks,omitempty"`
@@ -1036,7 +1036,7 @@ type RunningTask struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Handler that executes it.
 	Handler *HandlerRef `protobuf:"bytes,1,opt,name=handler,proto3" json:"handler,omitempty"`
-	// What it is about: for a workflow the instance id.
+	// Thing to advance: for a workflow the instance id.
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	// When it was claimed.
 	ClaimedAt     *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=claimed_at,json=claimedAt,proto3" json:"claimed_at,omitempty"`
@@ -1109,7 +1109,7 @@ type WorkerFrame struct {
 	// bodies that are open: named here, and not closed by a StepDone or StepFailed. At most 10,000 (INVALID_FIELD).
 	// Ignored beside Suspend and Finish, which close all bodies without charging them.
 	Opens []*OpenStep `protobuf:"bytes,4,rep,name=opens,proto3" json:"opens,omitempty"`
-	// What it says. Unset, or unknown to the server: ignored.
+	// Content of the frame. Unset, or unknown to the server: ignored.
 	//
 	// Types that are valid to be assigned to Body:
 	//
@@ -1417,7 +1417,7 @@ type ServerFrame struct {
 	Fence int64 `protobuf:"varint,2,opt,name=fence,proto3" json:"fence,omitempty"`
 	// Number of the worker's frame that this answers. 0 if it answers none.
 	Number int64 `protobuf:"varint,3,opt,name=number,proto3" json:"number,omitempty"`
-	// What it says. Unset, or unknown to the worker: ignored.
+	// Content of the frame. Unset, or unknown to the worker: ignored.
 	//
 	// Types that are valid to be assigned to Body:
 	//
@@ -1676,7 +1676,7 @@ type Hello struct {
 	ProtocolVersion int32 `protobuf:"varint,4,opt,name=protocol_version,json=protocolVersion,proto3" json:"protocol_version,omitempty"`
 	// Namespace to work in. Default "default".
 	Namespace string `protobuf:"bytes,5,opt,name=namespace,proto3" json:"namespace,omitempty"`
-	// What the worker can handle. The same kind and name twice: DUPLICATE_HANDLER. At most 1,000.
+	// Handlers of the worker. The same kind and name twice: DUPLICATE_HANDLER. At most 1,000.
 	Handlers []*Handler `protobuf:"bytes,6,rep,name=handlers,proto3" json:"handlers,omitempty"`
 	// After a reconnect: every task the worker still holds, at most Welcome.max_credit. Others of its session go back at once.
 	Held          []*HeldTask `protobuf:"bytes,7,rep,name=held,proto3" json:"held,omitempty"`
@@ -1770,7 +1770,7 @@ type Handler struct {
 	Kind HandlerKind `protobuf:"varint,1,opt,name=kind,proto3,enum=stepwell.v1.HandlerKind" json:"kind,omitempty"`
 	// Name that work is addressed to: 1 to 64 letters, digits, "-" or "_", not beginning with "-"; that of a hook may also have dots.
 	Name string `protobuf:"bytes,2,opt,name=name,proto3" json:"name,omitempty"`
-	// What else the server must know of it, by kind. Unset: defaults.
+	// Further settings, by kind. Unset: defaults.
 	//
 	// Types that are valid to be assigned to Definition:
 	//
@@ -1871,7 +1871,7 @@ func (*Handler_Hook) isHandler_Definition() {}
 // WorkflowDefinition is what a worker declares of a workflow.
 type WorkflowDefinition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What it does, for people. At most 1,024 characters.
+	// Purpose of the handler, for people. At most 1,024 characters.
 	Description   string `protobuf:"bytes,1,opt,name=description,proto3" json:"description,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1917,7 +1917,7 @@ func (x *WorkflowDefinition) GetDescription() string {
 // HookDefinition is what a worker declares of a hook.
 type HookDefinition struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What it does, for people. At most 1,024 characters.
+	// Purpose of the handler, for people. At most 1,024 characters.
 	Description   string `protobuf:"bytes,1,opt,name=description,proto3" json:"description,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2299,7 +2299,7 @@ type StepDone struct {
 	// this one is over otherwise (the server timed it out, or the step has its result), the run is taken away, Stale with
 	// LEASE_LOST, and replayed from what is stored: what the function does next rests on a result that is not.
 	Attempt int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// What it returned. Unset: nothing.
+	// Result of the body. Unset: nothing.
 	Result *Payload `protobuf:"bytes,3,opt,name=result,proto3" json:"result,omitempty"`
 	// Policy of the step, as in OpenStep.
 	Policy        *StepPolicy `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
@@ -2373,7 +2373,7 @@ type StepFailed struct {
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
 	// Which execution failed, from 1.
 	Attempt int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
-	// What went wrong. "non_retryable" ends the step at once.
+	// Failure of the body. "non_retryable" ends the step at once.
 	Failure *Failure `protobuf:"bytes,3,opt,name=failure,proto3" json:"failure,omitempty"`
 	// Policy of the step, as in OpenStep.
 	Policy        *StepPolicy `protobuf:"bytes,4,opt,name=policy,proto3" json:"policy,omitempty"`
@@ -2446,7 +2446,7 @@ type Wait struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the step.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it waits for. Unset: INVALID_FIELD.
+	// Time or event that ends the wait. Unset: INVALID_FIELD.
 	//
 	// Types that are valid to be assigned to Until:
 	//
@@ -3035,7 +3035,7 @@ type Welcome struct {
 	Now *timestamppb.Timestamp `protobuf:"bytes,5,opt,name=now,proto3" json:"now,omitempty"`
 	// True if that clock is virtual.
 	VirtualClock bool `protobuf:"varint,6,opt,name=virtual_clock,json=virtualClock,proto3" json:"virtual_clock,omitempty"`
-	// What the server accepts; check before sending.
+	// Limits of the server; check before sending.
 	Limits *Limits `protobuf:"bytes,7,opt,name=limits,proto3" json:"limits,omitempty"`
 	// Length of a lease, from a TaskAck or renewal.
 	Lease *durationpb.Duration `protobuf:"bytes,8,opt,name=lease,proto3" json:"lease,omitempty"`
@@ -3197,13 +3197,13 @@ type Task struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Handler to call.
 	Handler *HandlerRef `protobuf:"bytes,1,opt,name=handler,proto3" json:"handler,omitempty"`
-	// What it is about: for a workflow the instance id, for a hook its id.
+	// Thing to advance: for a workflow the instance id, for a hook its id.
 	Key string `protobuf:"bytes,2,opt,name=key,proto3" json:"key,omitempty"`
 	// Why it is due.
 	Reason TaskReason `protobuf:"varint,3,opt,name=reason,proto3,enum=stepwell.v1.TaskReason" json:"reason,omitempty"`
 	// Trace that the instance was created or the hook triggered with.
 	Trace map[string]string `protobuf:"bytes,4,rep,name=trace,proto3" json:"trace,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
-	// What the handler gets, by kind.
+	// Data for the handler, by kind.
 	//
 	// Types that are valid to be assigned to Input:
 	//
@@ -3448,7 +3448,7 @@ func (x *WorkflowInput) GetMaxSteps() int32 {
 // HookInput is one execution of a hook.
 type HookInput struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// What was triggered.
+	// Payload that the hook was triggered with.
 	Payload *Payload `protobuf:"bytes,1,opt,name=payload,proto3" json:"payload,omitempty"`
 	// Which execution this is, from 1.
 	Attempt int32 `protobuf:"varint,2,opt,name=attempt,proto3" json:"attempt,omitempty"`
@@ -3605,16 +3605,16 @@ type StepState struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name of the step.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What kind of step it is.
+	// Kind of step.
 	Type StepType `protobuf:"varint,2,opt,name=type,proto3,enum=stepwell.v1.StepType" json:"type,omitempty"`
 	// Where it stands. PENDING, and only that: execute its body, as execution number "attempts" + 1. WAITING: the server will say
 	// when. RUNNING is never sent here.
 	Status StepStatus `protobuf:"varint,3,opt,name=status,proto3,enum=stepwell.v1.StepStatus" json:"status,omitempty"`
 	// Executions that began.
 	Attempts int32 `protobuf:"varint,4,opt,name=attempts,proto3" json:"attempts,omitempty"`
-	// What it returned: the body's result, or the payload of the event.
+	// Result of the body, or the payload of the event.
 	Result *Payload `protobuf:"bytes,5,opt,name=result,proto3" json:"result,omitempty"`
-	// What it failed with, for good or last time.
+	// Failure of the step, or of its last execution.
 	Failure *Failure `protobuf:"bytes,6,opt,name=failure,proto3" json:"failure,omitempty"`
 	// When its wait is over.
 	WakeAt *timestamppb.Timestamp `protobuf:"bytes,7,opt,name=wake_at,json=wakeAt,proto3" json:"wake_at,omitempty"`
@@ -3915,7 +3915,7 @@ func (x *Resolved) GetRevision() int64 {
 	return 0
 }
 
-// Cancel says to stop executing, and to report nothing more of it. What becomes of the step follows in Resolved.
+// Cancel says to stop executing, and to report nothing more of it. The outcome of the step follows in Resolved.
 type Cancel struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The open execution of this step, which has timed out. Empty: the whole task, to be treated like Stale; no server sends that

@@ -45,7 +45,7 @@ const (
 	InstanceStatus_INSTANCE_STATUS_COMPLETE InstanceStatus = 6
 	// Ended: the workflow failed.
 	InstanceStatus_INSTANCE_STATUS_ERRORED InstanceStatus = 7
-	// Ended: somebody terminated it.
+	// Ended: a caller terminated it.
 	InstanceStatus_INSTANCE_STATUS_TERMINATED InstanceStatus = 8
 )
 
@@ -517,7 +517,7 @@ type CreateInstanceRequest struct {
 	// Id of the instance, unique per workflow: 1 to 100 letters, digits, "-" or "_", not beginning with "-"
 	// (INVALID_INSTANCE_ID). Empty: the server makes a random one.
 	InstanceId string `protobuf:"bytes,3,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
-	// What the workflow's code gets as its event's payload. Unset, or without a body: the empty JSON object.
+	// Payload of the event that the workflow's code gets. Unset, or without a body: the empty JSON object.
 	Params *Payload `protobuf:"bytes,4,opt,name=params,proto3" json:"params,omitempty"`
 	// Words to find the instance by. At most 32; keys and values at most 100 characters, keys not empty (INVALID_FIELD).
 	Labels map[string]string `protobuf:"bytes,5,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -675,7 +675,7 @@ type CreateInstancesRequest struct {
 	// The instances; at most 100 (BATCH_TOO_LARGE). None: nothing is done. An id that occurs twice: the first
 	// counts, later ones exist already.
 	Items []*CreateInstancesItem `protobuf:"bytes,2,rep,name=items,proto3" json:"items,omitempty"`
-	// What to do with ids that exist. Default ON_EXISTING_ERROR.
+	// Action for ids that exist. Default ON_EXISTING_ERROR.
 	OnExisting    OnExisting `protobuf:"varint,3,opt,name=on_existing,json=onExisting,proto3,enum=stepwell.v1.OnExisting" json:"on_existing,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -1772,7 +1772,7 @@ type SendEventRequest struct {
 	InstanceId string `protobuf:"bytes,3,opt,name=instance_id,json=instanceId,proto3" json:"instance_id,omitempty"`
 	// Type that a step waits for: 1 to 100 letters, digits, "-" or "_", not beginning with "-" (INVALID_EVENT_TYPE).
 	Type string `protobuf:"bytes,4,opt,name=type,proto3" json:"type,omitempty"`
-	// What the waiting step gets. Unset: no payload.
+	// Payload for the waiting step. Unset: no payload.
 	Payload *Payload `protobuf:"bytes,5,opt,name=payload,proto3" json:"payload,omitempty"`
 	// Makes the call safe to repeat for 24 hours, as in CreateInstanceRequest. Optional.
 	RequestId string `protobuf:"bytes,6,opt,name=request_id,json=requestId,proto3" json:"request_id,omitempty"`
@@ -2483,9 +2483,9 @@ func (x *WaitInstanceResponse) GetInstance() *Instance {
 // WatchInstancesRequest changes the set of instances that the stream follows.
 type WatchInstancesRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
-	// Instances to follow from now on, at most 1,000 in one message. One that is followed already is sent again.
+	// Instances to follow from now on, at most 1,000 in one message. An instance that is followed already is sent again.
 	Add []*WatchTarget `protobuf:"bytes,1,rep,name=add,proto3" json:"add,omitempty"`
-	// Instances to follow no longer, at most 1,000 in one message. One that is not followed is ignored.
+	// Instances to follow no longer, at most 1,000 in one message. An instance that is not followed is ignored.
 	Drop          []*WatchTarget `protobuf:"bytes,2,rep,name=drop,proto3" json:"drop,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
@@ -2849,7 +2849,7 @@ type Workflow struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name, unique in its namespace.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it does, for people, as the newest registration says.
+	// Purpose of the workflow, for people, as the newest registration says.
 	Description string `protobuf:"bytes,2,opt,name=description,proto3" json:"description,omitempty"`
 	// When it was first registered.
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,3,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
@@ -2932,9 +2932,9 @@ type Instance struct {
 	Status InstanceStatus `protobuf:"varint,5,opt,name=status,proto3,enum=stepwell.v1.InstanceStatus" json:"status,omitempty"`
 	// Parameters it was created with. Not in INSTANCE_VIEW_BASIC.
 	Params *Payload `protobuf:"bytes,6,opt,name=params,proto3" json:"params,omitempty"`
-	// What the workflow returned; set if status is COMPLETE. Not in INSTANCE_VIEW_BASIC.
+	// Result of the workflow; set if status is COMPLETE. Not in INSTANCE_VIEW_BASIC.
 	Output *Payload `protobuf:"bytes,7,opt,name=output,proto3" json:"output,omitempty"`
-	// What went wrong; set if status is ERRORED.
+	// Failure of the workflow; set if status is ERRORED.
 	Failure *Failure `protobuf:"bytes,8,opt,name=failure,proto3" json:"failure,omitempty"`
 	// Labels it was created with.
 	Labels map[string]string `protobuf:"bytes,9,rep,name=labels,proto3" json:"labels,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"bytes,2,opt,name=value"`
@@ -3190,7 +3190,7 @@ type Step struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Name, unique per run. At most 256 characters, kept as it is.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What kind of step it is.
+	// Kind of step.
 	Type StepType `protobuf:"varint,2,opt,name=type,proto3,enum=stepwell.v1.StepType" json:"type,omitempty"`
 	// Where it stands.
 	Status StepStatus `protobuf:"varint,3,opt,name=status,proto3,enum=stepwell.v1.StepStatus" json:"status,omitempty"`
@@ -3206,9 +3206,9 @@ type Step struct {
 	WakeAt *timestamppb.Timestamp `protobuf:"bytes,8,opt,name=wake_at,json=wakeAt,proto3" json:"wake_at,omitempty"`
 	// Type of the event it waits for.
 	EventType string `protobuf:"bytes,9,opt,name=event_type,json=eventType,proto3" json:"event_type,omitempty"`
-	// What it returned: the body's result, or the payload of the event.
+	// Result of the body, or the payload of the event.
 	Result *Payload `protobuf:"bytes,10,opt,name=result,proto3" json:"result,omitempty"`
-	// What its last failed execution said.
+	// Failure of its last failed execution.
 	Failure *Failure `protobuf:"bytes,11,opt,name=failure,proto3" json:"failure,omitempty"`
 	// When it was first stored.
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,12,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`
@@ -3346,7 +3346,7 @@ type Event struct {
 	EventId int64 `protobuf:"varint,1,opt,name=event_id,json=eventId,proto3" json:"event_id,omitempty"`
 	// Type that steps wait for.
 	Type string `protobuf:"bytes,2,opt,name=type,proto3" json:"type,omitempty"`
-	// What was sent.
+	// Data that was sent.
 	Payload *Payload `protobuf:"bytes,3,opt,name=payload,proto3" json:"payload,omitempty"`
 	// When it was stored. An event is in time for a step if this is not after the step's wake_at.
 	CreatedAt *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=created_at,json=createdAt,proto3" json:"created_at,omitempty"`

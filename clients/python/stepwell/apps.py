@@ -34,7 +34,7 @@ class App:
 
     @property
     def names(self) -> list[str]:
-        """What the app hosts, in words: a workflow by its name, anything else with its kind."""
+        """The handlers of the app, in words: a workflow by its name, anything else with its kind."""
         return [
             name if kind == HANDLER_KIND_WORKFLOW else f"{name} ({kind_name(kind)})" for kind, name in self.definitions
         ]

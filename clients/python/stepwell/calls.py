@@ -1,4 +1,4 @@
-"""What a handle needs of the client that it came from: calls of the server, made one by one or together."""
+"""The calls that a handle makes through its client, one by one or together."""
 
 from __future__ import annotations
 

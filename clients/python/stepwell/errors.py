@@ -8,7 +8,7 @@
     ├── PayloadInvalid                a value that is not JSON, too large or nested too deep
     ├── WorkflowEnded                 result() of an instance that did not complete
     │   ├── WorkflowFailed            it errored; `name` and `message` say how
-    │   └── WorkflowTerminated        somebody terminated it
+    │   └── WorkflowTerminated        it was terminated
     ├── StepMisused                   a call of a step that cannot be
     │   ├── DuplicateStepKey          two steps of one name open at once
     │   ├── StepTypeMismatch          the name was used for another type of step
@@ -17,14 +17,14 @@
     └── StepFailed                    a step that failed for good, as it was stored
         ├── StepTimeoutError          its execution took longer than its timeout
         ├── StepMaxAttemptsExceeded   it began as often as it may, without an end
-        ├── StepResultInvalid         it returned what cannot be stored
+        ├── StepResultInvalid         its result cannot be stored
         └── WaitForEventTimeoutError  no event came in time
 
 A step that fails for good raises a `StepFailed` to the workflow function, with the name and message of the exception
 that ended it. It also is an instance of that exception's class, so that `except PaymentDeclined` works as well as
 `except StepFailed`. On a replay there is only what was stored, and the class is the one of that name, if this process
-has exactly one. So what a handler may rely on is the text, the first time as on every replay; the exception itself is
-there the first time only, as the `__cause__`, for tracebacks.
+has exactly one. So a handler may rely on the text, the first time as on every replay. The exception itself is there
+the first time only, as the `__cause__`, for tracebacks.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class WorkflowFailed(WorkflowEnded):
 
 
 class WorkflowTerminated(WorkflowEnded):
-    """Somebody terminated the instance."""
+    """The instance was terminated."""
 
 
 class StepMisused(Exception):
@@ -217,7 +217,7 @@ def _status_of(metadata: aio.Metadata | None) -> Status | None:
 
 
 def _without_reason(code: grpc.StatusCode, details: str, address: str) -> str:
-    """What an error says that no Stepwell server sent: where nobody answers, and why."""
+    """The text of an error that no Stepwell server sent: the address without an answer, and why."""
     match code:
         case grpc.StatusCode.UNAVAILABLE if address:
             return f"no server answers at {address}: {details.rpartition(': ')[2].rstrip(']')}"
@@ -241,7 +241,7 @@ def reason_name(reason: int) -> str:
 
 
 def to_failure(error: BaseException, *, non_retryable: bool = False) -> common_pb2.Failure:
-    """What is stored of an exception: its class's name, or its own one, what it says, and where it was raised."""
+    """The stored form of an exception: the name of its class, or its own, its message, and its traceback."""
     name = getattr(error, "name", "") if isinstance(error, NonRetryableError | StepFailed) else ""
     ends = non_retryable or isinstance(error, NonRetryableError | StepMaxAttemptsExceeded | StepResultInvalid)
     return common_pb2.Failure(
@@ -267,7 +267,7 @@ def _stack_of(error: BaseException) -> str:
 
 
 def _told(error: BaseException) -> str:
-    """What an exception says; a group says what its members do, for only that tells what happened."""
+    """The message of an exception. Of a group, the messages of its members, which alone tell the cause."""
     if not isinstance(error, BaseExceptionGroup):
         return text_of(error)
     members = "; ".join(f"{type(member).__name__}: {_told(member)}" for member in error.exceptions)
@@ -287,7 +287,7 @@ def from_failure(failure: common_pb2.Failure, original: type[Exception] | None =
 
 
 def raised_for(error: BaseException, failure: common_pb2.Failure) -> StepFailed:
-    """What the function gets for an error of a body in this process: the same as on a replay, caused by the error."""
+    """The exception for the function after an error of a body here: the same as on a replay, caused by the error."""
     if isinstance(error, StepFailed):
         return error
     raised = from_failure(failure, type(error) if isinstance(error, Exception) else None)
@@ -296,7 +296,7 @@ def raised_for(error: BaseException, failure: common_pb2.Failure) -> StepFailed:
 
 
 def _made(cls: type[StepFailed], name: str, message: str) -> StepFailed:
-    """An exception past its constructor: that of a user's class may want arguments that nobody stored."""
+    """An exception past its constructor: that of a user's class may want arguments that were not stored."""
     error = cls.__new__(cls)
     error.args = (message,)
     error.name = name
@@ -324,7 +324,7 @@ def _stand_in(original: type[Exception] | None) -> type[StepFailed]:
         return StepFailed
 
 
-# What the user's class may have made its own: a property `message`, a frozen dataclass.
+# Attributes that the user's class may define otherwise: a property `message`, a frozen dataclass.
 _STAND_IN: Mapping[str, Any] = {
     "__module__": __name__,
     "_stands_in": True,
@@ -343,7 +343,7 @@ def _subclasses(cls: type[Exception]) -> Iterator[type[Exception]]:
 
 
 def text_of(value: object) -> str:
-    """What a user's object says, as text that the wire accepts: no lone surrogates, no NUL."""
+    """The text of a user's object, as the wire accepts it: no lone surrogates, no NUL."""
     try:
         text = str(value)
     except Exception:  # its __str__ has a bug of its own, which must not hide what happened

@@ -32,7 +32,7 @@ class JobContext:
     """One execution of a job, for its handler.
 
     `attempt` counts from 1, `max_attempts` is None if there is no maximum. `idempotency_key` is the same in every
-    execution of this job, and no other job's: give it to whoever must recognise a repetition.
+    execution of this job, and no other job's: give it to the service that must recognise a repetition.
     """
 
     id: str

@@ -12,7 +12,7 @@ _PREFIX = "HANDLER_KIND_"
 
 
 class Definition(Protocol):
-    """What an app hosts under a name: a workflow, a hook, ..."""
+    """A handler that an app hosts under a name: a workflow, a hook, ..."""
 
     @property
     def kind(self) -> Kind:
@@ -23,7 +23,7 @@ class Definition(Protocol):
         """Its name, unlike that of all others of its kind in an app."""
 
     def to_handler(self) -> pb.Handler:
-        """What Hello says of it."""
+        """Its part of Hello."""
 
 
 def kind_number(kind: str) -> Kind:

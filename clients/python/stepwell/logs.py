@@ -15,7 +15,7 @@ _LOG = logging.getLogger("stepwell.worker")
 def log(
     level: int, event: str, *args: object, about: Mapping[str, object] | None = None, error: BaseException | None = None
 ) -> None:
-    """Log an event, with the fields `about` it. What the application's logging raises stays here.
+    """Log an event, with the fields `about` it. Errors of the application's logging stay here.
 
     Its record factory may have set a field of the same name, which logging refuses: then they follow the event as text.
     """

@@ -10,8 +10,10 @@ T = TypeVar("T")
 Size: TypeAlias = Callable[[T], tuple[int, int]]
 """The bytes of an item, and as how many it counts."""
 
-MESSAGE_BYTES = 3 * 1024 * 1024
-"""Bytes of the items of one message. One message may have 4 MiB, headers and names included."""
+MESSAGE_BYTES = 4 * 1024 * 1024
+"""Most bytes of one message, headers and names included."""
+PART_BYTES = 3 * 1024 * 1024
+"""Bytes of the items of one message: more of them travel in several."""
 
 
 def packed(items: Iterable[T], size: Size[T], most: int) -> Iterator[list[T]]:
@@ -20,7 +22,7 @@ def packed(items: Iterable[T], size: Size[T], most: int) -> Iterator[list[T]]:
     total_bytes = total = 0
     for item in items:
         its_bytes, its_count = size(item)
-        if message and (total_bytes + its_bytes > MESSAGE_BYTES or total + its_count > most):
+        if message and (total_bytes + its_bytes > PART_BYTES or total + its_count > most):
             yield message
             message, total_bytes, total = [], 0, 0
         message.append(item)

@@ -73,7 +73,7 @@ def from_payload(payload: Payload, into: Any = None) -> Any:
 
 
 def from_argument(payload: Payload, into: Any = None) -> Any:
-    """What a function of the user's is called with: the value that was sent, or the empty object if none was."""
+    """The argument for a user's function: the value that was sent, or the empty object if none was."""
     return build(into, from_payload(payload) if payload.WhichOneof("body") else {})
 
 
@@ -134,7 +134,7 @@ def _build_from_text(into: type, value: Any) -> Any:
 
 
 def is_model(cls: type) -> bool:
-    """Whether a class is a pydantic model. Nobody has one if pydantic was never imported."""
+    """Whether a class is a pydantic model. There is none if pydantic was never imported."""
     pydantic = sys.modules.get("pydantic")
     return pydantic is not None and issubclass(cls, pydantic.BaseModel)
 
@@ -212,7 +212,7 @@ def _build_items(origin: Any, args: tuple[Any, ...], value: list[Any]) -> Any:
 
 
 def _plain(value: Any) -> Any:
-    """What json is to take instead of a value that it does not know."""
+    """Convert a value that json does not know."""
     if is_model(type(value)):
         write, _ = _model_codec(value.__class__)
         return _in_order(write(value, mode="json"), value)
@@ -236,7 +236,7 @@ def _ordered(items: Iterable[Any]) -> list[Any]:
 
 
 def _in_order(dumped: Any, value: Any) -> Any:
-    """What pydantic made of a value, with its sets in one order: pydantic leaves them in that of their hashes."""
+    """Sort the sets in a value that pydantic made: pydantic leaves them in that of their hashes."""
     if is_model(type(value)) and not isinstance(dumped, dict):
         return _in_order(dumped, getattr(value, "root", None))
     if isinstance(dumped, list) and isinstance(value, list | tuple | set | frozenset) and len(dumped) == len(value):
@@ -303,7 +303,7 @@ def _check_depth(text: str, limit: int) -> None:
 def _is_deeper(text: str, limit: int) -> bool:
     try:
         return _depth(text, limit) > limit
-    except RecursionError:  # deeper than json itself can look, though it could write it: nobody could read it
+    except RecursionError:  # deeper than json itself can look, though it could write it: no reader could read it
         return True
 
 

@@ -25,7 +25,7 @@ _LONGEST_DELAY = timedelta(days=365)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Retry:
-    """The one retry policy of all primitives. What is left out is the server's default.
+    """The one retry policy of all primitives. Fields that are left out have the server's defaults.
 
     `limit` counts retries after the first execution, `max_attempts` all executions: give one of them, `math.inf` for no
     maximum. `is_retryable` is asked in the worker with the error; False ends the step or the job at once.
@@ -61,7 +61,7 @@ class Retry:
         return self.max_attempts if self.limit is None else self.limit + 1
 
     def allows(self, error: BaseException) -> bool:
-        """What the author's own test says of an error; an error in the test itself counts as no."""
+        """Ask the author's own test about an error; an error in the test itself counts as no."""
         if self.is_retryable is None or not isinstance(error, Exception):
             return True
         try:

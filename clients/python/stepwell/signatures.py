@@ -1,4 +1,4 @@
-"""What the signature and the docstring of a user's function say of it."""
+"""Facts about a user's function from its signature and docstring."""
 
 from __future__ import annotations
 

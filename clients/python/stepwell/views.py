@@ -1,4 +1,4 @@
-"""What the views of all primitives have in common: failures, instants, and the statuses that a list is asked for."""
+"""Parts of the views of all primitives: failures, instants, and the statuses that filter a list."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ N = TypeVar("N")
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong, as it was stored."""
+    """A failure, as it was stored."""
 
     name: str
     message: str
 
 
 def stored_failure(failure: common_pb2.Failure) -> Failure:
-    """What went wrong, with a name in any case."""
+    """Convert a failure, with a name in any case."""
     return Failure(failure.name or "UNKNOWN_ERROR", failure.message)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stepwell.v1 import clock_pb2 as pb
 from stepwell.v1.clock_pb2_grpc import ClockServiceServicer
-from stepwell_server.api.edge.calls import Context, asked_of
+from stepwell_server.api.edge.calls import Context, asked_of, current
 from stepwell_server.api.wire import common as convert
 from stepwell_server.domain.values.errors import InvalidField
 from stepwell_server.domain.values.times import SECOND
@@ -36,7 +36,8 @@ class ClockServicer(ClockServiceServicer):
             case "to":
                 target = {"to": convert.timestamp_from_pb(request.to)}
             case _:
-                raise InvalidField("say how far to go: by, or to", field="target")
-        stand = await self._clock.advance(caller, **target, hangs_after=hangs_after)
+                raise InvalidField("target is not set: set by or to", field="target")
+        with current.get().waiting():  # for workers, which send what they have done
+            stand = await self._clock.advance(caller, **target, hangs_after=hangs_after)
         now = convert.timestamp_to_pb(stand.now)
         return pb.AdvanceClockResponse(now=now, arrived=stand.arrived, executing=stand.executing)

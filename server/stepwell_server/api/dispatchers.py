@@ -14,8 +14,6 @@ from stepwell_server.domain.spine.wakes import ProcessOrder, Wake, WakeFilter
 from stepwell_server.domain.values.errors import InvalidField
 from stepwell_server.engine.dispatchers import Dispatchers
 
-KEEPALIVE = 10.0
-"""Seconds after which a wake is sent again although nothing changed."""
 DEFAULT_TASKS = 100
 MOST_TASKS = 1000
 
@@ -29,7 +27,9 @@ class DispatcherServicer(DispatcherServiceServicer):
 
     async def WakeStream(self, request: pb.WakeStreamRequest, context: Context) -> None:  # type: ignore[override]
         wanted = _filter(request.namespace, request.filter)
-        async with streams.checked(current.get()), aclosing(self._dispatchers.follow(wanted, KEEPALIVE)) as wakes:
+        call = current.get()
+        following = self._dispatchers.follow(wanted, call.tuning.keepalive)
+        async with streams.checked(call), aclosing(following) as wakes:
             async for wake in wakes:
                 draining = self._dispatchers.is_draining
                 now = convert.timestamp_to_pb(wake.now)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from uuid import uuid4
 
 from stepwell.v1 import hooks_pb2 as pb
 from stepwell.v1.hooks_pb2_grpc import HookServiceServicer
@@ -17,6 +16,7 @@ from stepwell_server.domain.values.pages import PageRequest
 from stepwell_server.domain.values.payloads import EMPTY_OBJECT
 from stepwell_server.engine.hooks.hooks import Hooks
 from stepwell_server.engine.hooks.targets import Targets
+from stepwell_server.engine.spine.ids import new_id
 
 _STATUSES = {number: status for status, number in wire.HOOK_STATUSES.items()}
 
@@ -31,6 +31,7 @@ class HookServicer(HookServiceServicer):
     async def TriggerHooks(self, request: pb.TriggerHooksRequest, context: Context) -> pb.TriggerHooksResponse:
         namespace = convert.namespace_from_pb(request.namespace)
         items = [(readable(one, partial(new_hook, namespace)), asked_of(one)) for one in request.items]
+        del request  # all of it is in the items, and payloads are large
         outcomes = await self._hooks.trigger(items)
         return pb.TriggerHooksResponse(
             results=[
@@ -47,7 +48,7 @@ class HookServicer(HookServiceServicer):
 
     async def ListHooks(self, request: pb.ListHooksRequest, context: Context) -> pb.ListHooksResponse:
         if any(one not in _STATUSES for one in request.statuses):
-            raise InvalidField("statuses must name statuses", field="statuses")
+            raise InvalidField("statuses has an unspecified value; leave statuses empty to get all", field="statuses")
         namespace = convert.namespace_from_pb(request.namespace)
         wanted = HookFilter(namespace, request.name, tuple(_STATUSES[one] for one in request.statuses))
         page = await self._hooks.list(wanted, PageRequest(request.page_size, request.page_token))
@@ -86,7 +87,7 @@ def new_hook(namespace: str, item: pb.TriggerHooksItem) -> NewHook:
         key=HookKey(namespace, item.hook_id),
         name=item.name,
         payload=convert.payload_from_pb(item.payload) or EMPTY_OBJECT,
-        idempotency_key=uuid4().hex,
+        idempotency_key=new_id(),
         process_at=convert.timestamp_from_pb(item.process_at) if item.HasField("process_at") else None,
         retry=convert.retry_from_pb(item.retry, HOOK_RETRY),
         trace=dict(item.trace),

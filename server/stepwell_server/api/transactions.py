@@ -24,7 +24,7 @@ _CATEGORIES = {
     "send_event": Category.EVENT,
     "trigger_hook": Category.CREATE,
 }
-"""What a caller must be allowed to, by the kind of operation."""
+"""The permission that each kind of operation needs."""
 
 
 class TransactionServicer(TransactionServiceServicer):
@@ -37,7 +37,9 @@ class TransactionServicer(TransactionServiceServicer):
         namespace = convert.namespace_from_pb(request.namespace)
         _permit(current.get(), namespace, request.operations)
         operations = [_readable(namespace, number, one) for number, one in enumerate(request.operations)]
-        done = await self._transactions.commit(namespace, operations, asked_of(request))
+        asked = asked_of(request)
+        del request  # all of it is in the operations, and payloads are large
+        done = await self._transactions.commit(namespace, operations, asked)
         return pb.CommitResponse(results=map(_result, done))
 
 

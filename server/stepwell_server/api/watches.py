@@ -13,15 +13,12 @@ from stepwell_server.api.edge.calls import Call
 from stepwell_server.api.wire import common as convert
 from stepwell_server.api.wire import workflows as wire
 from stepwell_server.domain.values.errors import StepwellError, StreamLimit
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.workflows.instances import Head, Instance, InstanceKey
 from stepwell_server.engine.workflows.calls import not_found
 from stepwell_server.engine.workflows.instances import Instances
-from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher
+from stepwell_server.engine.workflows.watches import Watcher
 
-KEEPALIVE = 10.0
-"""Seconds after which an empty message says that the server is there."""
-MOST_FOLLOWED = 10_000
-"""Instances that one stream can follow."""
 MOST_REFUSALS = 500
 """Refusals that wait to be sent before no more is read. So many targets are taken in at once."""
 
@@ -48,7 +45,7 @@ class WatchStream:
     is_closed: bool = False
 
     async def serve(self, requests: AsyncIterator[pb.WatchInstancesRequest]) -> None:
-        """Tell of changes until the client has closed its side. One that does not read is cut off."""
+        """Send changes until the client has closed its side. A client that does not read is cut off."""
         reader = asyncio.create_task(self._read(requests))
         try:
             async with streams.checked(self.call):
@@ -77,27 +74,40 @@ class WatchStream:
         """Wait for the client to read what it was refused."""
         while len(self.refusals) >= MOST_REFUSALS:
             self.has_room.clear()
-            await self.has_room.wait()
+            with self.call.waiting():
+                await self.has_room.wait()
 
     async def _add(self, targets: Sequence[pb.WatchTarget]) -> None:
-        """Follow these: all are read at once."""
+        """Follow these. All are read at once, but those that were just created here."""
         permitted = [target for target in targets if self._may_follow(target)]
-        mark = self.instances.watches.mark()
-        found = await self.instances.get_many([_key(target) for target in permitted]) if permitted else {}
+        watches = self.instances.watches
+        heads: dict[InstanceKey, tuple[Head, int]] = {}
         for target in permitted:
-            key = _key(target)
-            if key not in found:
-                self._refuse(target, not_found(key))
-                continue
-            self._drop(key)
-            if len(self.followed) >= MOST_FOLLOWED:
-                most = f"a stream follows at most {MOST_FOLLOWED} instances"
-                self._refuse(target, StreamLimit(most, limit=MOST_FOLLOWED))
-                continue
-            self.call.permit(key.namespace)
-            self.followed[key] = _Followed(target, found[key].id)
-            self.watcher.with_steps |= target.include_steps
-            self.instances.watches.follow(self.watcher, found[key], target.known_revision, mark)
+            newborn = None if target.include_steps else watches.take_newborn(_key(target))
+            if newborn is not None:
+                heads[_key(target)] = newborn
+        mark = watches.mark()
+        unread = [key for key in map(_key, permitted) if key not in heads]
+        if unread:
+            found = await self.instances.get_many(unread)
+            heads |= {key: (one.head, mark) for key, one in found.items()}
+        for target in permitted:
+            if _key(target) in heads:
+                self._follow(target, *heads[_key(target)])
+            else:
+                self._refuse(target, not_found(_key(target)))
+
+    def _follow(self, target: pb.WatchTarget, head: Head, mark: int) -> None:
+        key = _key(target)
+        self._drop(key)
+        most = self.call.tuning.most_followed
+        if len(self.followed) >= most:
+            self._refuse(target, StreamLimit(f"a stream follows at most {most} instances", limit=most))
+            return
+        self.call.permit(key.namespace)
+        self.followed[key] = _Followed(target, head.id)
+        self.watcher.with_steps |= target.include_steps
+        self.instances.watches.follow(self.watcher, head, target.known_revision, mark)
 
     def _may_follow(self, target: pb.WatchTarget) -> bool:
         try:
@@ -121,14 +131,14 @@ class WatchStream:
         """The next messages: what was refused and what has changed, split by size, or a keepalive."""
         changed: list[tuple[Head, int]] = []
         with suppress(TimeoutError):
-            async with asyncio.timeout(KEEPALIVE):
+            async with asyncio.timeout(self.call.tuning.keepalive):
                 changed = await self.watcher.take()
         refusals, self.refusals = self.refusals, []
         self.has_room.set()
         response, size = self._response(), 0
         async for change in self._news(refusals, changed):
             size += change.ByteSize()
-            if response.changes and size > MESSAGE_BYTES:
+            if response.changes and size > PART_BYTES:
                 yield response
                 response, size = self._response(), change.ByteSize()
             response.changes.append(change)
@@ -159,7 +169,7 @@ class WatchStream:
             async for one in self.instances.changed_steps(instance, known):
                 step = wire.step_to_pb(one)
                 size += step.ByteSize()
-                if size > MESSAGE_BYTES and change.steps:
+                if size > PART_BYTES and change.steps:
                     change.more_steps = True
                     yield change
                     change = pb.InstanceChange(instance=wire.instance_to_pb(instance, payloads=False))

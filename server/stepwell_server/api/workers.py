@@ -28,6 +28,7 @@ from stepwell_server.domain.values.errors import (
     InvalidField,
     StepwellError,
 )
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.pages import PageRequest
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.values.times import SECOND
@@ -36,19 +37,15 @@ from stepwell_server.engine.sessions import PROTOCOL, Hello
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.connections import MOST_CREDIT, Connection
 from stepwell_server.engine.spine.outbox import Beat, Draining, Message, Refused, State, Told
-from stepwell_server.engine.spine.turns import Turns
+from stepwell_server.engine.spine.turns import LEASE_COST, Turns
 from stepwell_server.engine.worker_calls import LONGEST_CLAIM, WorkerCalls
 from stepwell_server.engine.workers import Workers
 
 log = structlog.get_logger()
 
-HELLO_LIMIT = 10.0
-"""Seconds for a worker to say hello."""
-MESSAGE_BYTES = 3 * 1024 * 1024
-FRAMES_PER_SECOND = 20_000
 FRAMES_AT_ONCE = 40_000
 STRANGE = 10
-"""What it counts for to name a lease that one does not hold, which costs much and has a reason only now and then."""
+"""Frames for which a lease counts that the worker names and does not hold: it costs much and is rarely needed."""
 TOO_FAST = 1.0
 """Seconds for which a worker that sends too much is kept waiting for the end of its stream."""
 
@@ -57,7 +54,7 @@ _ABOUT_LEASES = NUMBERED | {"task_ack", "need_state"}
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What workers are told to work by."""
+    """The times and policies that workers are told."""
 
     times: LeaseTimes
     policy: StepPolicy
@@ -79,7 +76,7 @@ class WorkerServicer(WorkerServiceServicer):
         self._terms = terms
         self._turns = Turns()
 
-    async def Connect(  # type: ignore[override]  # it writes to the context itself, to see when nobody reads
+    async def Connect(  # type: ignore[override]  # it writes to the context itself, to see a peer that does not read
         self, request_iterator: AsyncIterator[pb.ConnectRequest], context: Context
     ) -> None:
         call = current.get()
@@ -88,7 +85,7 @@ class WorkerServicer(WorkerServiceServicer):
         hello = frames.hello_from_pb(first, call.principal.name)
         reader = await self._reader(hello.namespace)
         connection, held = await self._workers.connect(hello)
-        stream = _Stream(context, connection, self._workers, reader, self._terms)
+        stream = _Stream(context, connection, self._workers, reader, self._turns, self._terms)
         try:
             welcome = await self._welcome(hello, connection.owner.connection, held)
             await stream.serve(welcome, rest, request_iterator, call)
@@ -191,6 +188,7 @@ class _Stream:
     connection: Connection
     workers: Workers
     reader: FrameReader
+    turns: Turns
     terms: Terms
     said_goodbye: bool = False
     is_closed: bool = False
@@ -220,7 +218,7 @@ class _Stream:
     # ---- out
 
     async def _take(self) -> list[Message]:
-        """What is ready to go out, and a heartbeat if the last one is an interval ago."""
+        """Take the messages that are ready, and a heartbeat if the last one is an interval ago."""
         loop, interval = asyncio.get_running_loop(), self.terms.heartbeat / SECOND
         ready: list[Message] = []
         try:
@@ -265,7 +263,7 @@ class _Stream:
         size = 0
         for frame in ready:
             frame_size = frame.ByteSize()
-            if batch and size + frame_size > MESSAGE_BYTES:
+            if batch and size + frame_size > PART_BYTES:
                 await streams.write(self.context, pb.ConnectResponse(frames=batch))
                 batch, size = [], 0
             batch.append(frame)
@@ -276,7 +274,7 @@ class _Stream:
     # ---- in
 
     async def _read(self, rest: list[pb.WorkerFrame], requests: AsyncIterator[pb.ConnectRequest]) -> None:
-        """Take frames in until the worker has closed its side or said goodbye. What goes wrong here ends the stream."""
+        """Take frames in until the worker has closed its side or said goodbye. An error here ends the stream."""
         try:
             await self._take_in(rest)
             async for request in requests:
@@ -295,19 +293,18 @@ class _Stream:
 
     async def _spend(self, count: int) -> None:
         """Hold a worker to the rate of frames that one can have a reason for."""
-        now = asyncio.get_running_loop().time()
+        now, rate = asyncio.get_running_loop().time(), current.get().tuning.frames_per_second
         if self._filled_at:
-            self._tokens = min(FRAMES_AT_ONCE, self._tokens + (now - self._filled_at) * FRAMES_PER_SECOND)
+            self._tokens = min(FRAMES_AT_ONCE, self._tokens + (now - self._filled_at) * rate)
         self._filled_at = now
         self._tokens -= count
         if self._tokens < 0:
-            await asyncio.sleep(TOO_FAST)  # another stream would only begin anew
-            raise FrameRate(
-                f"more than {FRAMES_PER_SECOND} frames a second", limit=FRAMES_PER_SECOND, retry_after=TOO_FAST
-            )
+            with current.get().waiting():
+                await asyncio.sleep(TOO_FAST)  # another stream would only begin anew
+            raise FrameRate(f"more than {rate} frames a second", limit=rate, retry_after=TOO_FAST)
 
     def _cost(self, frame: pb.WorkerFrame) -> int:
-        """What a frame counts for: one for each thing that it names, and more for each lease that is not held."""
+        """Count a frame: one for each thing that it names, and more for each lease that is not held."""
         body = frame.WhichOneof("body")
         if body == "heartbeat":
             named = map(frames.held_from_pb, frame.heartbeat.held)
@@ -320,7 +317,9 @@ class _Stream:
 
         While the worker does not read what it is sent, nothing of what it says is taken in.
         """
-        await self.connection.outbox.room()
+        if self.connection.outbox.is_full:
+            with current.get().waiting():
+                await self.connection.outbox.room()
         if not incoming:
             await self._spend(1)  # a message with nothing in it has a price as well
         reports: dict[Held, list[Frame]] = {}
@@ -347,21 +346,23 @@ class _Stream:
         for held, read in reports.items():
             arrived.pop(held, None)
             await self.connection.report(held, tuple(read))
-        for held in arrived:
+        async for held in self.turns.over(arrived, LEASE_COST):
             self.connection.acknowledge(held)
         for held in forgotten:
             await self.connection.need_state(held)
         for beat in beats:
-            await self.connection.heartbeat(beat.heartbeat_number, map(frames.held_from_pb, beat.held))
+            named = [frames.held_from_pb(one) async for one in self.turns.over(beat.held, LEASE_COST)]
+            await self.connection.heartbeat(beat.heartbeat_number, named)
 
 
 async def _hello(requests: AsyncIterator[pb.ConnectRequest]) -> tuple[pb.Hello, list[pb.WorkerFrame]]:
     """The hello that a stream begins with, and what came in the same message after it."""
+    limit = current.get().tuning.hello_timeout
     try:
-        async with asyncio.timeout(HELLO_LIMIT):
+        async with asyncio.timeout(limit):
             first = await anext(requests, None)
     except TimeoutError:
-        raise HelloTimeout(f"no hello came within {HELLO_LIMIT:.0f} seconds", limit=HELLO_LIMIT) from None
+        raise HelloTimeout(f"no hello came within {limit:.0f} seconds", limit=limit) from None
     if first is None or not first.frames or first.frames[0].WhichOneof("body") != "hello":
         raise HelloRequired("a stream begins with hello")
     validate.standard.check(first.frames[0])
@@ -381,7 +382,7 @@ def _first_pages(assignments: Sequence[Assignment]) -> tuple[list[pb.ServerFrame
     repeated claim brings those again that it brought.
     """
     pages = {one.held: next(frames.assignment_to_pb(one)) for one in assignments}
-    room, left_out = MESSAGE_BYTES, []
+    room, left_out = PART_BYTES, []
     for one in sorted(assignments, key=lambda one: has_state(pages[one.held].task)):
         page = pages[one.held]
         fits = page.ByteSize() <= room

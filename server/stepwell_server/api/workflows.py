@@ -44,20 +44,17 @@ class WorkflowServicer(WorkflowServiceServicer):
         return pb.ListWorkflowsResponse(workflows=found, next_page_token=page.next_token)
 
     async def CreateInstance(self, request: pb.CreateInstanceRequest, context: Context) -> pb.CreateInstanceResponse:
-        same = pb.CreateInstancesItem(
-            workflow=request.workflow, instance_id=request.instance_id, labels=request.labels, trace=request.trace
-        )
-        if request.HasField("params"):
-            same.params.CopyFrom(request.params)
-        new = new_instance(request.namespace, same)
+        new, asked = new_instance(request.namespace, request), asked_of(_create_item(request))
         wait = convert.duration_from_pb(request.wait)
+        del request  # all of it is in `new`, and payloads are large
         with waiting(wait):
-            instance = await self._workflows.create(new, asked_of(same, request.request_id), wait)
+            instance = await self._workflows.create(new, asked, wait)
         return pb.CreateInstanceResponse(instance=wire.instance_to_pb(instance))
 
     async def CreateInstances(self, request: pb.CreateInstancesRequest, context: Context) -> pb.CreateInstancesResponse:
         items = [(readable(one, partial(new_instance, request.namespace)), asked_of(one)) for one in request.items]
         skip = request.on_existing == pb.ON_EXISTING_SKIP
+        del request
         outcomes = await self._workflows.create_many(items, skip_existing=skip)
         return pb.CreateInstancesResponse(
             results=[
@@ -99,18 +96,13 @@ class WorkflowServicer(WorkflowServiceServicer):
         return pb.RestartInstanceResponse(instance=wire.instance_to_pb(instance, payloads=False))
 
     async def SendEvent(self, request: pb.SendEventRequest, context: Context) -> pb.SendEventResponse:
-        same = pb.SendEventsItem(
-            workflow=request.workflow, instance_id=request.instance_id, type=request.type, trace=request.trace
-        )
-        if request.HasField("payload"):
-            same.payload.CopyFrom(request.payload)
-        stored = await self._workflows.send_event(
-            new_event(request.namespace, same), asked_of(same, request.request_id)
-        )
-        return stored_to_pb(stored)
+        new, asked = new_event(request.namespace, request), asked_of(_event_item(request))
+        del request  # all of it is in `new`, and payloads are large
+        return stored_to_pb(await self._workflows.send_event(new, asked))
 
     async def SendEvents(self, request: pb.SendEventsRequest, context: Context) -> pb.SendEventsResponse:
         items = [(readable(one, partial(new_event, request.namespace)), asked_of(one)) for one in request.items]
+        del request
         outcomes = await self._workflows.send_events(items)
         return pb.SendEventsResponse(
             results=[
@@ -139,7 +131,7 @@ class WorkflowServicer(WorkflowServiceServicer):
             instance = await self._instances.wait(_key(request), longest)
         return pb.WaitInstanceResponse(instance=wire.instance_to_pb(instance))
 
-    async def WatchInstances(  # type: ignore[override]  # it writes to the context itself, to see when nobody reads
+    async def WatchInstances(  # type: ignore[override]  # it writes to the context itself, to see a peer that does not read
         self, request_iterator: AsyncIterator[pb.WatchInstancesRequest], context: Context
     ) -> None:
         await WatchStream(self._instances, current.get()).serve(request_iterator)
@@ -149,14 +141,40 @@ def _key(request: object) -> InstanceKey:
     return InstanceKey(convert.namespace_from_pb(request.namespace), request.workflow, request.instance_id)  # type: ignore[attr-defined]
 
 
-def new_instance(namespace: str, item: pb.CreateInstancesItem) -> NewInstance:
+def _create_item(request: pb.CreateInstanceRequest) -> pb.CreateInstancesItem:
+    """The request as an item of a batch, for its hash. Empty without a request id: payloads are large to copy."""
+    if not request.request_id:
+        return pb.CreateInstancesItem()
+    return pb.CreateInstancesItem(
+        workflow=request.workflow,
+        instance_id=request.instance_id,
+        params=request.params if request.HasField("params") else None,
+        labels=request.labels,
+        request_id=request.request_id,
+    )
+
+
+def _event_item(request: pb.SendEventRequest) -> pb.SendEventsItem:
+    """The request as an item of a batch, for its hash. Empty without a request id: payloads are large to copy."""
+    if not request.request_id:
+        return pb.SendEventsItem()
+    return pb.SendEventsItem(
+        workflow=request.workflow,
+        instance_id=request.instance_id,
+        type=request.type,
+        payload=request.payload if request.HasField("payload") else None,
+        request_id=request.request_id,
+    )
+
+
+def new_instance(namespace: str, item: pb.CreateInstancesItem | pb.CreateInstanceRequest) -> NewInstance:
     """An instance to create."""
     key = InstanceKey(convert.namespace_from_pb(namespace), item.workflow, item.instance_id)
     params = convert.payload_from_pb(item.params) or EMPTY_OBJECT
     return NewInstance(key, params, dict(item.labels), dict(item.trace))
 
 
-def new_event(namespace: str, item: pb.SendEventsItem) -> NewEvent:
+def new_event(namespace: str, item: pb.SendEventsItem | pb.SendEventRequest) -> NewEvent:
     """An event to store."""
     key = InstanceKey(convert.namespace_from_pb(namespace), item.workflow, item.instance_id)
     return NewEvent(key, item.type, convert.payload_from_pb(item.payload), dict(item.trace))
@@ -164,7 +182,7 @@ def new_event(namespace: str, item: pb.SendEventsItem) -> NewEvent:
 
 def _filter(request: pb.ListInstancesRequest) -> InstanceFilter:
     if any(one not in _STATUSES for one in request.statuses):
-        raise InvalidField("statuses must name statuses", field="statuses")
+        raise InvalidField("statuses has an unspecified value; leave statuses empty to get all", field="statuses")
     return InstanceFilter(
         namespace=convert.namespace_from_pb(request.namespace),
         workflow=request.workflow,

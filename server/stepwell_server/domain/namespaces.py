@@ -7,11 +7,10 @@ from dataclasses import dataclass, field, fields, replace
 
 from stepwell_server.domain.values.errors import DurationOutOfRange, InvalidField, InvalidNamespace, UpdateMaskInvalid
 from stepwell_server.domain.values.limits import Limits
-from stepwell_server.domain.values.names import is_name
+from stepwell_server.domain.values.names import DESCRIPTION_LENGTH, is_name
 from stepwell_server.domain.values.times import DAY, MINUTE, Micros
 
 DEFAULT_NAMESPACE = "default"
-DESCRIPTION_LENGTH = 1024
 MOST_PATHS = 20
 SHORTEST_RETENTION = MINUTE
 LONGEST_RETENTION = 3650 * DAY
@@ -62,7 +61,7 @@ class NamespaceLimits:
 
 @dataclass(frozen=True, slots=True)
 class NamespaceSpec:
-    """What a caller decides about a namespace."""
+    """The settings of a namespace that a caller decides."""
 
     name: str
     description: str = ""

@@ -23,8 +23,6 @@ from stepwell_server.storage.spine import requests, tasks
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import next_wakes
 
-LONGEST_ADVANCE = 20.0
-"""Seconds of real time after which an advance answers, wherever it is."""
 HUNG = 0.5
 """Seconds of real time without any change after which what is running is taken to wait for the clock itself."""
 HUNG_LOOKS = 25
@@ -41,16 +39,16 @@ class Stand:
     now: Micros
     arrived: bool
     executing: tuple[str, ...] = ()
-    """What it waits for, in words, if it has not arrived."""
+    """The tasks that it waits for, in words, if it has not arrived."""
 
 
 @dataclass(frozen=True, slots=True)
 class _View:
-    """What decides how far a virtual clock may go."""
+    """The facts that decide how far a virtual clock may go."""
 
     at: Stamp
     held: int
-    """Tasks that somebody holds."""
+    """Tasks that a worker holds."""
     next_due: Micros | None
     next_timer: Micros | None
     revision: int
@@ -74,11 +72,11 @@ class Clock:
     ) -> Stand:
         """Move a virtual clock forward, from due time to due time, and let what is due there be done.
 
-        Work may still be running when the call must answer. What shows no change for `hangs_after` seconds of real
+        Work may still be running when the call must answer. Work without any change for `hangs_after` seconds of real
         time is taken to hang until its timeout.
         """
         target = await self._target(asked, by, to)
-        ends = asyncio.get_running_loop().time() + LONGEST_ADVANCE
+        ends = asyncio.get_running_loop().time() + self.replica.tuning.longest_advance
         while True:
             view = await self._settled(ends, hangs_after)
             if view is None:
@@ -112,7 +110,7 @@ class Clock:
     async def _settled(self, ends: float, hangs_after: float) -> _View | None:
         """Wait until all that is due is done. None: it is not, and the call must answer.
 
-        What somebody still holds when nothing has changed for a while waits for the clock: a body that hangs until
+        A task that is still held when nothing has changed for a while waits for the clock: a body that hangs until
         its timeout. Then the clock goes on.
         """
         loop = asyncio.get_running_loop()
@@ -136,7 +134,7 @@ class Clock:
             await asyncio.sleep(LOOK)
 
     async def _give_up(self) -> None:
-        """What a sweep would do in a moment."""
+        """Give up work as a sweep would do in a moment."""
         kinds, rules = self.replica.kinds, self.replica.rules
 
         def work(tx: Tx) -> tuple[list[Task], Stamp]:

@@ -19,8 +19,6 @@ from stepwell_server.storage.spine import sessions, tasks, wakes
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake
 
-CONFLATED = 0.02
-"""Seconds for which changes are collected before followers are told of the newest."""
 MOST_QUESTIONS = 3
 """How often the database is asked for one answer while what it says changes."""
 MOST_UNSERVED = 100
@@ -29,7 +27,7 @@ SHORTEST_WAIT = 0.001
 
 @dataclass(frozen=True, slots=True)
 class Processed:
-    """What one pass did."""
+    """The result of one pass."""
 
     handed_out: int
     ended: int
@@ -39,7 +37,7 @@ class Processed:
 
 @dataclass(slots=True, eq=False)
 class _Feed:
-    """The newest wake of one filter, and everybody who follows it."""
+    """The newest wake of one filter, for all its followers."""
 
     wake: Wake
     changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -47,7 +45,7 @@ class _Feed:
     task: asyncio.Task[None] | None = None
 
     def publish(self, wake: Wake) -> None:
-        """Take over a newer wake, and tell everybody if it says something else."""
+        """Take over a newer wake, and tell all followers if it says something else."""
         is_news = not wake.says_the_same(self.wake)
         self.wake = wake
         if is_news:
@@ -60,13 +58,13 @@ class _Feed:
 
 
 class Dispatchers:
-    """What sidecars ask for."""
+    """The use cases of sidecars."""
 
     def __init__(self, replica: Replica, *, hands_out: bool) -> None:
         self._replica = replica
         self._hands_out = hands_out
         self._feeds: dict[WakeFilter, _Feed] = {}
-        self._waits = Waits()
+        self._waits = Waits(replica.tuning.drain_wait)
 
     @property
     def is_draining(self) -> bool:
@@ -116,7 +114,7 @@ class Dispatchers:
         try:
             while True:
                 changed = feed.changed
-                yield replace(feed.wake, now=self._replica.bus.time.now())  # who sleeps until then counts from now
+                yield replace(feed.wake, now=self._replica.bus.time.now())  # a sidecar counts from now
                 with suppress(TimeoutError):
                     async with asyncio.timeout(keepalive):
                         await changed.wait()
@@ -131,17 +129,17 @@ class Dispatchers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._until_due(wanted)):
                     await self._replica.bus.changed_since(feed.wake.number)
-            await asyncio.sleep(CONFLATED)
+            await asyncio.sleep(self._replica.tuning.wake_conflation)
             feed.publish(self._current(wanted))
 
     def _until_due(self, wanted: WakeFilter) -> float | None:
-        """Seconds until something becomes due by itself, which may have nobody to serve it. None: nothing does."""
+        """Seconds until something becomes due by itself, with or without a worker. None: nothing does."""
         time = self._replica.bus.time
         due_at = self._replica.bus.next_after(wanted.matches, time.now())
         return None if due_at is None or time.virtual else (due_at - time.now()) / SECOND
 
     def drain(self) -> None:
-        """Tell everybody that the replica goes away."""
+        """Tell all followers that the replica drains."""
         self._waits.drain()
         for feed in self._feeds.values():
             feed.tell()
@@ -151,7 +149,7 @@ class Dispatchers:
     async def process(self, order: ProcessOrder, wait: Micros) -> Processed:
         """Hand out what is due to this replica's workers, and tell the other replicas to do the same."""
         if not self._hands_out:
-            raise ProcessDisabled("this server hands out nothing on request")
+            raise ProcessDisabled("this server hands out nothing on request; start it with --process")
         if wait > LONGEST_WAIT:
             raise DurationOutOfRange("wait must be at most 60 seconds", field="wait")
         order.wanted.check()

@@ -1,4 +1,4 @@
-"""What this replica says of itself."""
+"""The description of this replica."""
 
 from __future__ import annotations
 

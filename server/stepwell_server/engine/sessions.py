@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
+from stepwell_server.domain.spine.definitions import Definition
 from stepwell_server.domain.spine.handlers import Handler, Registration
 from stepwell_server.domain.spine.leases import Held, Owner
 from stepwell_server.domain.spine.tasks import Task
@@ -13,7 +15,9 @@ from stepwell_server.domain.values.errors import (
     NamespaceNotFound,
     ProtocolUnsupported,
 )
+from stepwell_server.domain.values.names import DESCRIPTION_LENGTH
 from stepwell_server.engine.spine.assignments import Assignment
+from stepwell_server.engine.spine.definitions import declare
 from stepwell_server.engine.spine.kinds import Kinds
 from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.storage import namespaces
@@ -25,8 +29,7 @@ from stepwell_server.storage.spine.sessions import Session
 PROTOCOL = (1, 1)
 """Lowest and highest version of the worker protocol that is spoken."""
 MOST_HANDLERS = 1000
-LABEL_LENGTH = 128
-DESCRIPTION_LENGTH = 1024
+WORKER_ID_LENGTH = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,34 +52,38 @@ class Hello:
             spoken = f"this server speaks versions {lowest} to {highest} of the protocol, not {self.protocol_version}"
             raise ProtocolUnsupported(spoken, minimum=lowest, maximum=highest)
         for name, text in (("worker_id", self.worker_id), ("sdk", self.sdk)):
-            if len(text) > LABEL_LENGTH:
-                raise InvalidField(f"{name} is longer than {LABEL_LENGTH} characters", field=name)
+            if len(text) > WORKER_ID_LENGTH:
+                raise InvalidField(f"{name} is longer than {WORKER_ID_LENGTH} characters", field=name)
         if len(self.hosted) > MOST_HANDLERS:
             raise InvalidField(f"a worker hosts at most {MOST_HANDLERS} handlers", field="handlers")
         seen: set[Handler] = set()
         for registration in self.hosted:
             handler = registration.handler
             kinds[handler.kind].check(registration)
-            if len(registration.description) > DESCRIPTION_LENGTH:
+            if len(registration.declared.get("description", "")) > DESCRIPTION_LENGTH:
                 long = f"description is longer than {DESCRIPTION_LENGTH} characters"
                 raise InvalidField(long, field="description")
             if handler in seen:
                 raise DuplicateHandler("two handlers have the same kind and name", kind=handler.kind, name=handler.name)
             seen.add(handler)
 
-    def session(self, replica_id: str) -> Session:
+    def session(self, replica_id: str, hosted: Mapping[Handler, Definition]) -> Session:
         """The session that it begins, or goes on with. Empty: it has no stream."""
-        hosted = tuple(registration.handler for registration in self.hosted)
-        return Session(self.session_id, self.namespace, self.worker_id, self.sdk, replica_id, hosted)
+        hashes = {handler: definition.hash for handler, definition in hosted.items()}
+        return Session(self.session_id, self.namespace, self.worker_id, self.sdk, replica_id, hashes)
 
 
-def register(tx: Tx, hello: Hello, most: int) -> None:
-    """Store what a worker hosts; refuse a namespace that does not exist, or one name too many in it."""
-    if namespaces.get(tx, hello.namespace) is None:
-        raise NamespaceNotFound("there is no such namespace", namespace=hello.namespace)
-    if hello.hosted:
-        handlers.admit(tx, hello.namespace, [registration.handler for registration in hello.hosted], most)
-        handlers.register(tx, hello.hosted)
+def register(tx: Tx, namespace: str, hosted: Mapping[Handler, Definition], most: int) -> frozenset[Handler]:
+    """Store what a worker hosts; refuse a namespace that does not exist, or one name too many in it.
+
+    Returns the handlers whose definition changed.
+    """
+    if namespaces.get(tx, namespace) is None:
+        raise NamespaceNotFound("there is no such namespace", namespace=namespace)
+    if not hosted:
+        return frozenset()
+    handlers.admit(tx, namespace, hosted, most)
+    return declare(tx, hosted)
 
 
 def touch(tx: Tx, session_id: str) -> Session | None:

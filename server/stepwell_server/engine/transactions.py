@@ -1,7 +1,7 @@
 """Use cases of transactions: several operations, all or nothing.
 
-A transaction is a group of its own: the same calls that the committer groups are decided and written together, in a
-group that waits for locks and is taken back whole if one of its calls is refused.
+A transaction is a group of its own, of the same calls that the committer groups. It waits for locks, and it is taken
+back whole if one of its calls is refused.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class Transactions:
     def _execute(self, tx: Tx, calls: Sequence[HotCall], committed: list[Committed]) -> list[Any]:
         keys = [key for call in calls for key in call.task_keys]
         if keys:
-            task_store.lock_keys(tx, keys, waiting=True)  # all at once, in the order of everybody
+            task_store.lock_keys(tx, keys, waiting=True)  # all at once, in the order in which all transactions lock
         done: list[Any] = []
         for stage in _stages(calls):
             result = run_group(tx, stage, self.replica.kinds, self.replica.rules, waiting=True)

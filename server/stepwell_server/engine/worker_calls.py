@@ -18,8 +18,9 @@ from stepwell_server.engine.sessions import Hello, register, state, touch
 from stepwell_server.engine.spine.assignments import Ask, Assignment, Capacity, Claimed
 from stepwell_server.engine.spine.calls import Answer, Claim, EndOvertime, Renew, ReportFrames
 from stepwell_server.engine.spine.claims import Rotation
-from stepwell_server.engine.spine.handout import LONGEST_PAUSE, SHORTEST_PAUSE
+from stepwell_server.engine.spine.handout import LONGEST_PAUSE
 from stepwell_server.engine.spine.inbox import Sender
+from stepwell_server.engine.spine.kinds import Committed
 from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.engine.spine.waits import Waits
 from stepwell_server.storage.database.database import Tx
@@ -38,7 +39,7 @@ class WorkerCalls:
 
     def __init__(self, replica: Replica) -> None:
         self._replica = replica
-        self._waits = Waits()
+        self._waits = Waits(replica.tuning.drain_wait)
         self._rotation = Rotation()
 
     def drain(self) -> None:
@@ -48,16 +49,19 @@ class WorkerCalls:
     async def register(self, hello: Hello) -> int:
         """Declare what a session without a stream hosts. Returns its connection number."""
         hello.check(self._replica.kinds)
-        session = hello.session("")
+        defined = self._replica.kinds.define(hello.hosted)
 
-        def work(tx: Tx) -> int:
-            known = sessions.get(tx, session.session_id)
+        def work(tx: Tx) -> tuple[int, Committed]:
+            known = sessions.get(tx, hello.session_id)
             if known is not None and known.replica_id:
                 raise SessionHasStream("this session is connected by a stream")
-            register(tx, hello, self._replica.registry.limits.handlers)
-            return sessions.connect(tx, session)
+            redefined = register(tx, hello.namespace, defined, self._replica.registry.limits.handlers)
+            number = sessions.connect(tx, hello.session("", defined))
+            return number, Committed(redefined, store.stamp(tx), redefined=redefined)
 
-        return await self._replica.db.run_tx(work)
+        number, committed = await self._replica.db.run_tx(work)
+        self._replica.announce(committed)
+        return number
 
     async def claim(
         self, namespace: str, session_id: str, most: int, wait: Micros, only: frozenset[Handler], asked: Asked
@@ -77,13 +81,14 @@ class WorkerCalls:
         return await self._replica.assignments([assignment.task for assignment in claimed.assigned])
 
     async def give_back(self, left_out: Iterable[Assignment]) -> None:
-        """Return what was claimed and does not fit into the answer, uncounted, before anybody can ask for more."""
+        """Return claimed tasks that do not fit into the answer, uncounted, before the next claim."""
         answers = [self._replica.handout.deliveries.give_back(assignment) for assignment in left_out]
         await asyncio.gather(*filter(None, answers), return_exceptions=True)
 
     async def _claim_within(self, capacity: Capacity, sender: Sender, wait: Micros) -> Claimed:
         loop, bus = asyncio.get_running_loop(), self._replica.bus
-        ends, pause, was_draining = self._waits.ends(wait / SECOND), SHORTEST_PAUSE, self._waits.is_draining
+        ends, was_draining = self._waits.ends(wait / SECOND), self._waits.is_draining
+        pause = self._replica.tuning.claim_pause
         patience = 0 if bus.time.virtual else STICKY
         while True:
             number = bus.number

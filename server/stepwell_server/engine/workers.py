@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
 
+from stepwell_server.domain.spine.definitions import Definition
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.spine.leases import Held, Owner
 from stepwell_server.domain.spine.tasks import Task
@@ -19,7 +20,7 @@ from stepwell_server.domain.values.errors import (
 )
 from stepwell_server.domain.values.limits import Limits
 from stepwell_server.domain.values.pages import Page, PageRequest
-from stepwell_server.domain.values.times import SECOND, Micros
+from stepwell_server.domain.values.times import Micros
 from stepwell_server.engine.sessions import Hello, register, state
 from stepwell_server.engine.spine.connections import Connection
 from stepwell_server.engine.spine.group import committed_by
@@ -30,12 +31,6 @@ from stepwell_server.storage.spine import sessions
 from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.spine.sessions import Session
 
-LONGEST_CLAIM: Micros = 30 * SECOND
-"""How long a claim can wait for work."""
-MOST_CLAIMED = 100
-MOST_HANDLERS = 1000
-LABEL_LENGTH = 128
-DESCRIPTION_LENGTH = 1024
 SHOWN_TASKS = 100
 SHOWN_HANDLERS = 20_000
 
@@ -50,6 +45,17 @@ class WorkerView:
     tasks: tuple[tuple[Handler, str, Micros], ...]
     """Handler, key and time of the claim of what it holds, the first of them."""
     task_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Met:
+    """The result of a hello."""
+
+    connection: int
+    kept: list[Task]
+    returned: list[Task]
+    redefined: frozenset[Handler]
+    at: store.Stamp
 
 
 class Workers:
@@ -70,15 +76,15 @@ class Workers:
         hello.check(self._replica.kinds)
         if self._is_draining:  # it holds what it holds: another replica, or this one's successor, takes it in
             raise ShuttingDown("the server is going away; connect again", retry_after=1.0)
-        session = hello.session(self._replica_id)
-        connection_number, kept, returned, at = await self._replica.db.run_tx(lambda tx: self._meet(tx, session, hello))
-        committed = committed_by([*kept, *returned], [], at)
-        hosted = frozenset(one.handler for one in hello.hosted)
+        defined = self._replica.kinds.define(hello.hosted)
+        met = await self._replica.db.run_tx(lambda tx: self._meet(tx, hello, defined))
+        committed = committed_by([*met.kept, *met.returned], [], met.at)
+        hosted = frozenset(defined)
         self._replica.bus.registered |= hosted
-        self._replica.announce(replace(committed, handlers=committed.handlers | hosted))
-        owner = Owner(hello.session_id, connection_number)
+        self._replica.announce(replace(committed, handlers=committed.handlers | hosted, redefined=met.redefined))
+        owner = Owner(hello.session_id, met.connection)
         connection = self._open(owner, hello.namespace, hosted)
-        still_held = [Held(task.id, task.fence) for task in kept]
+        still_held = [Held(task.id, task.fence) for task in met.kept]
         holders = self._replica.handout.holders
         for held in still_held:
             holders.hold(connection.worker, held)
@@ -139,12 +145,12 @@ class Workers:
             if connection is not None and connection.owner == owner and owner.session_id not in there:
                 connection.stop(Superseded("a newer connection of this session has taken over"))
 
-    def _meet(self, tx: Tx, session: Session, hello: Hello) -> tuple[int, list[Task], list[Task], store.Stamp]:
-        register(tx, hello, self._replica.registry.limits.handlers)
-        number = sessions.connect(tx, session)
-        mine = store.lock_held(tx, session.session_id)
+    def _meet(self, tx: Tx, hello: Hello, defined: Mapping[Handler, Definition]) -> _Met:
+        redefined = register(tx, hello.namespace, defined, self._replica.registry.limits.handlers)
+        number = sessions.connect(tx, hello.session(self._replica_id, defined))
+        mine = store.lock_held(tx, hello.session_id)
         at = store.stamp(tx)
-        owner, named = Owner(session.session_id, number), set(hello.held)
+        owner, named = Owner(hello.session_id, number), set(hello.held)
         times = self._replica.rules.times
         kept = [task.renewed(owner, at.lease_now, times) for task in mine if Held(task.id, task.fence) in named]
         returned = [_dropped(task, at.now) for task in mine if Held(task.id, task.fence) not in named]
@@ -152,10 +158,10 @@ class Workers:
             store.save(tx, [*kept, *returned])
             before = {task.id: task for task in mine}
             self._replica.kinds.given_up(tx, before, returned, at)
-        return number, kept, returned, at
+        return _Met(number, kept, returned, redefined, at)
 
     async def limits_of(self, namespace: str) -> Limits:
-        """What workers of a namespace may send."""
+        """The limits of frames in a namespace."""
         registry = self._replica.registry
         own = await registry.limits_of(namespace)
         return replace(

@@ -1,4 +1,4 @@
-"""What makes a database itself: the row written when it was created, and its versions."""
+"""The identity of a database: the row written when it was created, and its versions."""
 
 from __future__ import annotations
 

@@ -100,7 +100,7 @@ def leases_lapse(served: Served) -> LeasesLapse:
     """Returns once nothing is held any more: crashed workers have been noticed, without waiting for the next sweep."""
 
     async def sweep_all() -> None:
-        sweep = served.app._background["sweep"].__self__  # the server's own: it remembers when nothing was held
+        sweep = served.app.sweep  # the server's own: it remembers when nothing was held
         async with asyncio.timeout(PATIENCE):
             while await served.app.db.run_tx(tasks.held, READ):
                 await sweep.once()

@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from stepwell import InstanceStatus, StepStatus, StepTimeoutError, workflow
-from stepwell.testing import StillBusy
+from stepwell import App, InstanceStatus, StepStatus, StepTimeoutError, workflow
+from stepwell.testing import Harness, StillBusy
 from stepwell_server.engine import clock
 from tests.behaviour.workflows.conftest import StartHarness
+from tests.support.servers.servers import StartServer
 from tests.support.workers.workflows import Gate
 
 MINUTE = timedelta(minutes=1)
@@ -120,7 +121,6 @@ async def test_a_body_whose_worker_lives_is_waited_for(harness: StartHarness, mo
         return look(*args, **options)
 
     monkeypatch.setattr(clock, "_look", counted)
-    monkeypatch.setattr(clock, "HUNG", 0)
 
     @workflow("busy")
     async def busy(event, step):
@@ -136,19 +136,19 @@ async def test_a_body_whose_worker_lives_is_waited_for(harness: StartHarness, mo
     assert (await instance.status()).status == InstanceStatus.COMPLETE
 
 
-async def test_a_body_that_is_waited_for_too_long_is_named(
-    harness: StartHarness, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.tuning(longest_advance=0.0)
+async def test_a_body_that_is_waited_for_too_long_is_named(start_server: StartServer, sqlite_url: str) -> None:
     gate = Gate()
-    monkeypatch.setattr(clock, "LONGEST_ADVANCE", 0)
+    server = await start_server(sqlite_url, virtual_clock=True)
 
     @workflow("endless")
     async def endless(event, step):
         await step.do("compute", gate)
 
-    h = await harness(endless, hangs_after="1 hour", patience=0)
-    await h.client.workflow(endless).create(id="one")
-    await gate.reached()
-    with pytest.raises(StillBusy, match=r"endless/one \(step 'compute'\) still executes after 0 seconds"):
-        await h.run_until_idle()
-    gate.open()
+    busy = Harness(App(workflows=[endless]), address=server.addresses.listen, hangs_after="1 hour", patience=0)
+    async with busy as h:
+        await h.client.workflow(endless).create(id="one")
+        await gate.reached()
+        with pytest.raises(StillBusy, match=r"endless/one \(step 'compute'\) still executes after 0 seconds"):
+            await h.run_until_idle()
+        gate.open()

@@ -24,7 +24,7 @@ from typing import Any
 from sqlalchemy import URL, text
 
 from stepwell_server import __main__ as program
-from stepwell_server import app
+from stepwell_server import databases
 from stepwell_server.api.edge import listeners
 from stepwell_server.storage.database.database import Database, T, Tx, TxOptions, Work
 from stepwell_server.storage.database.hints import Hint, PostgresqlHints
@@ -88,15 +88,15 @@ def main(config: dict[str, Any], arguments: list[str]) -> int:
     """Run the server as ever, over a store that stumbles."""
     recorder = Recorder(Path(config["folder"]) / f"store-{config['name']}-{os.getpid()}.jsonl")
     rates = {"*": Rates(**{name: config.get(name, 0.0) for name in ("execute_then_fail", "conflict")})}
-    open_database = app.open_database
+    open_database = databases.open_database
 
     def stumbling(url: URL) -> Database:
         db = open_database(url)
         seed = random.Random(f"{config['seed']}/{config['name']}").getrandbits(32)
-        backend = StumblingBackend(db._backend, rates, seed, commit_ms=config.get("commit_ms", 0.0), recorder=recorder)
+        backend = StumblingBackend(db.backend, rates, seed, commit_ms=config.get("commit_ms", 0.0), recorder=recorder)
         return Database(backend, db.failpoints)
 
-    app.open_database = stumbling
+    databases.open_database = stumbling
     if "connection_age_ms" in config:
         age = config["connection_age_ms"]
         ages = {"grpc.max_connection_age_ms": age, "grpc.max_connection_age_grace_ms": age}

@@ -114,7 +114,7 @@ def counts(path: Path, *, least: bool, values: int) -> list[int]:
 
 
 def full(
-    kind: Descriptor, path: Path, *, least: bool = False, number: int = 1, values: int = bounds.MOST_FIELDS
+    kind: Descriptor, path: Path, *, least: bool = False, number: int = 1, values: int = Limits().message_values
 ) -> Any:
     """The message with as many elements in the field as all limits let it have, as little or as much as they can be."""
     whole: Any = GetMessageClass(kind)()

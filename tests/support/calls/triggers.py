@@ -143,5 +143,5 @@ async def until_known(server: Served, *names: str, namespace: str = "default") -
     """Return once the server knows that somebody wants the hooks of these names."""
     wanted = {Handler(namespace, TaskKind.HOOK, name) for name in names}
     async with asyncio.timeout(PATIENCE):
-        while not wanted <= server.app._replica.bus.registered:
+        while not wanted <= server.app.parts.replica.bus.registered:
             await asyncio.sleep(0.005)

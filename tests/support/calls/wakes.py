@@ -151,7 +151,7 @@ def unserved(wake: pb.NextWake) -> dict[str, float]:
 
 async def until_settled(served: Served) -> None:
     """Return once the database has been asked about all that changed, and nothing more has."""
-    bus = served.app._replica.bus
+    bus = served.app.parts.replica.bus
     async with asyncio.timeout(PATIENCE):
         number = -1
         while bus.notes.are_waiting or number != bus.number:

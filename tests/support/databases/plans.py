@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from sqlalchemy import event, make_url
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database, Tx
 

@@ -21,7 +21,7 @@ HINT = "hint"
 def counted(app: App) -> Iterator[Counter[str]]:
     """Count the statements of a server in this process, and the hints that it sends."""
     counts: Counter[str] = Counter()
-    backend: Any = app.db._backend
+    backend: Any = app.db.backend
     hints: Any = app._hints
     attempt, send = backend.attempt, hints.send
 

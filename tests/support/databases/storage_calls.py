@@ -19,11 +19,12 @@ from stepwell_server.domain.hooks.webhooks import Target
 from stepwell_server.domain.namespaces import NamespaceSpec
 from stepwell_server.domain.spine import births
 from stepwell_server.domain.spine.births import Birth
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
-from stepwell_server.domain.spine.jobs import Execution, JobStatus
+from stepwell_server.domain.spine.definitions import Definition
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
+from stepwell_server.domain.spine.jobs import Execution, JobEnd, JobStatus
 from stepwell_server.domain.spine.leases import LeaseTimes, Owner
 from stepwell_server.domain.spine.tasks import NewTask, Reason, Stop, Task, TaskStatus
-from stepwell_server.domain.values.asked import Asked
+from stepwell_server.domain.values.asked import Asked, RequestKey
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.workflows.instances import (
     Event,
@@ -41,8 +42,19 @@ from stepwell_server.storage.database import clock, dialect, statements
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.statements import Statement, Write
 from stepwell_server.storage.hooks import hooks, targets
-from stepwell_server.storage.hooks.hooks import HookEnd
-from stepwell_server.storage.spine import claims, handlers, leases, limits, names, requests, sessions, tasks, wakes
+from stepwell_server.storage.spine import (
+    claims,
+    declarations,
+    fates,
+    handlers,
+    leases,
+    limits,
+    names,
+    requests,
+    sessions,
+    tasks,
+    wakes,
+)
 from stepwell_server.storage.spine.claims import Served
 from stepwell_server.storage.spine.sessions import Session
 from stepwell_server.storage.workflows import express, runs
@@ -60,6 +72,8 @@ RUNS = [RunRef(number, 0) for number in IDS]
 ORDER, NOTE = Handler("default", TaskKind.WORKFLOW, "order"), Handler("default", TaskKind.HOOK, "note")
 LONG_AGO, FAR = 1, 2**60
 ANNA = Owner("s1", 1)
+_KEPT = {TaskKind.WORKFLOW: workflows.KEPT, TaskKind.HOOK: hooks.KEPT}
+_HISTORY = {TaskKind.WORKFLOW: workflows.refer_to, TaskKind.HOOK: hooks.refer_to}
 
 _KEYS = [InstanceKey("default", "order", f"i{number}") for number in range(1, FEW + 1)]
 _BIRTH = Birth(FAR, births.Wanted(NewInstance(_KEYS[0], Payload("{}"), {"region": "eu"}), "r1", ""), 1)
@@ -74,10 +88,11 @@ IMAGE = Task(
 _STEP = Step("step1", StepType.DO, StepStatus.COMPLETED, 1, 1, 1, 1)
 _EVENT = Event(FAR, "paid", Payload("{}"), 1)
 _REPORT = express.Report(IMAGE, IMAGE, [], ["step1"])
-_HISTORY = {TaskKind.WORKFLOW: workflows.refer_to}
-_ASKED = Asked("anybody", "Do", "r1", sha256().digest())
+_ASKED = Asked("anybody", "Do", "r1", sha256(b"").digest())
+_REQUESTS = [RequestKey("default", "anybody", "Do", f"r{number}") for number in range(FEW)]
 _TARGET = Target("default", "note", "https://example.com", (), 1, 1)
-_SESSION = Session("s1", "default", "w1", "sdk", "", (ORDER,))
+_DEFINITION = Definition.of({}, {})
+_SESSION = Session("s1", "default", "w1", "sdk", "", {ORDER: _DEFINITION.hash})
 
 
 def _asked() -> list[Statement[Any]]:
@@ -118,8 +133,8 @@ def _tasks(tx: Tx) -> list[Task]:
     return list(found.values())
 
 
-def _end(one: int) -> HookEnd:
-    return HookEnd(one, 1, Execution(JobStatus.COMPLETED, 1, 1, None, 1))
+def _end(one: int) -> JobEnd:
+    return JobEnd(one, 1, Execution(JobStatus.COMPLETED, 1, 1, None, 1))
 
 
 CALLS: dict[Callable[..., Any], Call] = {
@@ -128,7 +143,15 @@ CALLS: dict[Callable[..., Any], Call] = {
     clock.move: lambda tx: clock.move(tx, 1),
     dialect.draw_numbers: lambda tx: dialect.draw_numbers(tx, FEW),
     limits.count_held: lambda tx: limits.count_held(tx, [ORDER, NOTE]),
-    handlers.is_registered: lambda tx: handlers.is_registered(tx, ORDER),
+    handlers.registered: lambda tx: handlers.registered(tx, ORDER),
+    handlers.unnoted: lambda tx: handlers.unnoted(tx, [ORDER, NOTE]),
+    declarations.add: lambda tx: declarations.add(tx, {ORDER: _DEFINITION}, put=True),
+    declarations.bring_into_force: lambda tx: declarations.bring_into_force(tx, {ORDER: _DEFINITION}),
+    declarations.contested: lambda tx: declarations.contested(tx, {ORDER: ["1"], NOTE: ["2"]}),
+    declarations.lock: lambda tx: declarations.lock(tx, [ORDER, NOTE]),
+    declarations.of: lambda tx: declarations.of(tx, [ORDER, NOTE]),
+    declarations.read: lambda tx: declarations.read(tx, {ORDER: "1", NOTE: "2"}),
+    declarations.unknown: lambda tx: declarations.unknown(tx, {ORDER: _DEFINITION}),
     limits.limit: lambda tx: limits.limit(tx, NOTE, concurrency=5),
     handlers.list_registered: lambda tx: handlers.list_registered(tx, "default", TaskKind.WORKFLOW, 10, None),
     limits.lock: lambda tx: limits.lock(tx, [ORDER, NOTE]),
@@ -137,10 +160,10 @@ CALLS: dict[Callable[..., Any], Call] = {
     handlers.note: lambda tx: handlers.note(tx, [ORDER, NOTE]),
     handlers.admit: lambda tx: handlers.admit(tx, "new", [Handler("new", TaskKind.HOOK, "new")], 5000),
     handlers.target: lambda tx: handlers.target(tx, NOTE, has_target=True),
+    fates.read: lambda tx: fates.read(tx, IDS, _KEPT),
     handlers.use: lambda tx: handlers.use(tx, ORDER),
-    handlers.register: lambda tx: handlers.register(tx, map(Registration, [ORDER, NOTE])),
+    handlers.register: lambda tx: handlers.register(tx, [ORDER, NOTE]),
     hooks.cancel: lambda tx: hooks.cancel(tx, _HOOK, 1),
-    hooks.ended_fences: lambda tx: hooks.ended_fences(tx, IDS),
     hooks.find: lambda tx: hooks.find(tx, [_HOOK_BIRTH]),
     hooks.get: lambda tx: hooks.get(tx, HookKey("default", "h1")),
     hooks.get_many: lambda tx: hooks.get_many(tx, IDS),
@@ -177,9 +200,11 @@ CALLS: dict[Callable[..., Any], Call] = {
     namespaces.lock: lambda tx: namespaces.lock(tx, "default"),
     namespaces.save: lambda tx: namespaces.save(tx, NamespaceSpec("default")),
     requests.delete_expired: lambda tx: requests.delete_expired(tx, FEW),
+    requests.known: lambda tx: requests.known(tx, _REQUESTS),
     requests.once: lambda tx: requests.once(tx, "default", _ASKED, lambda: 1, dump=int, load=int),
     requests.recall: lambda tx: requests.recall(tx, "default", _ASKED),
     requests.remember: lambda tx: requests.remember(tx, "default", _ASKED, 1),
+    requests.store: lambda tx: requests.store(tx, dict.fromkeys(_REQUESTS, 1)),
     runs.all_steps: lambda tx: runs.all_steps(tx, RUNS),
     runs.changed_by_themselves: lambda tx: runs.changed_by_themselves(tx, RUNS),
     runs.next_timer: runs.next_timer,
@@ -196,6 +221,7 @@ CALLS: dict[Callable[..., Any], Call] = {
     sessions.get: lambda tx: sessions.get(tx, "s1"),
     sessions.held_by: lambda tx: sessions.held_by(tx, ["s1"]),
     sessions.list_page: lambda tx: sessions.list_page(tx, "default", 10, None),
+    sessions.seen: sessions.seen,
     sessions.served: lambda tx: [sessions.served(tx), sessions.served(tx, "default")],
     targets.disable: lambda tx: targets.disable(tx, _TARGET, "gone"),
     targets.enabled: targets.enabled,
@@ -222,7 +248,6 @@ CALLS: dict[Callable[..., Any], Call] = {
     tasks.save: lambda tx: tasks.save(tx, _tasks(tx)),
     tasks.stamp: tasks.stamp,
     workflows.copy_status: lambda tx: workflows.copy_status(tx, dict.fromkeys(IDS, InstanceStatus.PAUSED), 1),
-    workflows.fates: lambda tx: workflows.fates(tx, IDS),
     workflows.find: lambda tx: workflows.find(tx, [_BIRTH]),
     workflows.get: lambda tx: workflows.get(tx, _KEYS[0]),
     workflows.get_keys: lambda tx: workflows.get_keys(tx, _KEYS),
@@ -265,6 +290,8 @@ def crowd(tx: Tx, first: int, last: int) -> None:
     for statement in (
         f"""INSERT INTO handlers (namespace, kind, name, is_paused, created_at, registered_at)
             SELECT 'default', 'workflow', 'idle' || n, false, 0, 0 FROM {numbers}""",
+        f"""INSERT INTO declarations (namespace, kind, name, hash, definition, first_seen)
+            SELECT 'default', 'workflow', 'idle' || n, 'hash', '{{}}', n FROM {numbers}""",
         f"""INSERT INTO workflow_instances (id, namespace, workflow, instance_id, run_number, status, params, labels,
                                             created_at, updated_at, revision, first_fence, request_id)
             SELECT {FIRST} + n, 'default', 'order', 'i' || n, 0, 'queued', '{{}}', '{{}}', {FIRST} + n, 0, 1, 0,

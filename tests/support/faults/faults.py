@@ -104,7 +104,7 @@ def _losing(work: Work[T], state: str) -> Work[T]:
 def faulty(db: Database, seed: int, **rates: Rates) -> tuple[Database, FaultyBackend]:
     """The same database with faults; `group=Rates(...)` for one label, `every=Rates(...)` for all others."""
     named = {("*" if label == "every" else label.replace("_", "-")): one for label, one in rates.items()}
-    backend = FaultyBackend(db._backend, named, seed)
+    backend = FaultyBackend(db.backend, named, seed)
     return Database(backend, db.failpoints), backend
 
 

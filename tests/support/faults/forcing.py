@@ -70,7 +70,7 @@ def before_statement(engine: Engine, words: str, action: Callable[[], Awaitable[
     def ask_apart(tx: Tx, asked: Mapping[Any, Statement[Any]]) -> dict[Any, Any]:
         return {name: ask(tx, one) for name, one in asked.items()}
 
-    pools = [getattr(engine.db._backend, name).sync_engine for name in ("_pool", "_reserved")]
+    pools = [getattr(engine.db.backend, name).sync_engine for name in ("_pool", "_reading", "_reserved")]
     for pool in pools:
         sqlalchemy_event.listen(pool, "before_cursor_execute", intervene)
     try:

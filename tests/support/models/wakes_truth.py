@@ -270,7 +270,7 @@ async def followed(engine: Engine, loops: Sequence[Awaitable[None]] = ()) -> Asy
     await engine.db.run_tx(lambda tx: handlers.note(tx, [NOTE, LIMITED]))
     one = Followed(engine, Dispatchers(engine.replica, hands_out=True))
     listening = [one.listen(wanted) for wanted in FILTERS]
-    async with background(refresh_wakes(engine.db, engine.bus), *loops, *listening):
+    async with background(refresh_wakes(engine.db, engine.bus, engine.tuning.wake_spacing), *loops, *listening):
         for wanted in FILTERS:
             await one.seen(wanted, 0)
         yield one

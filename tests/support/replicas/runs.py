@@ -10,7 +10,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from sqlalchemy import URL, make_url, select, update
 
-from stepwell_server.app import open_database
+from stepwell_server.databases import open_database
 from stepwell_server.domain.spine.frames import Body, Frame, News, Opening
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
@@ -21,6 +21,7 @@ from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.retry import RetryPolicy, StepPolicy
 from stepwell_server.domain.values.times import HOUR, MINUTE, SECOND, Micros
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.domain.workflows.frames import BeginSteps, Finish, StepDone, StepFailed, Suspend, Wait
 from stepwell_server.domain.workflows.instances import (
     Event,
@@ -165,11 +166,12 @@ class Engine:
     db: Database
     times: LeaseTimes = field(default_factory=LeaseTimes)
     hints: Hints = field(default_factory=NoHints)
+    tuning: Tuning = DEFAULT
     express: bool = False
     """Decide by images what can be. The clock is virtual all the same: the engine's time is told whenever it moves."""
 
     def __post_init__(self) -> None:
-        rules, kind = Rules(times=self.times, timeout_margin=0), WorkflowKind(self.db, hears)
+        rules, kind = Rules(times=self.times, timeout_margin=0), WorkflowKind(self.db, self.tuning, hears)
         kinds = Kinds.of(kind, HookKind(), listener=tell)
         self.replica = Recorded(
             self.db,
@@ -179,6 +181,7 @@ class Engine:
             timings=Timings(),
             virtual=True,
             embedded=True,
+            tuning=self.tuning,
             express=self.express,
         )
         self.watches = kind.watches
@@ -413,7 +416,7 @@ async def running(*engines: Engine) -> AsyncIterator[None]:
     work = [asyncio.create_task(engine.committer.run()) for engine in engines]
     try:
         for engine in engines:
-            await engine.db.run_tx(lambda tx: handlers.register(tx, [Registration(ORDER)]))
+            await engine.db.run_tx(lambda tx: handlers.register(tx, [ORDER]))
             await engine.db.run_tx(_tick)
         yield
     finally:
@@ -442,16 +445,17 @@ async def replicas_on(
     number: int = 1,
     times: LeaseTimes | None = None,
     hints: Callable[[URL], Hints] = lambda url: NoHints(),
+    tuning: Tuning = DEFAULT,
     *,
     express: bool = False,
 ) -> AsyncIterator[list[Engine]]:
     """Replicas on one database with a virtual clock. SQLite takes one only."""
     async with AsyncExitStack() as stack:
         url = make_url(database_url)
-        databases = [open_database(url) for _ in range(number)]
+        databases = [open_database(url, tuning) for _ in range(number)]
         for db in databases:
             stack.push_async_callback(db.close)
         await databases[0].run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=True))
-        engines = [Engine(db, times or LeaseTimes(), hints(url), express) for db in databases]
+        engines = [Engine(db, times or LeaseTimes(), hints(url), tuning, express) for db in databases]
         await stack.enter_async_context(running(*engines))
         yield engines

@@ -19,11 +19,13 @@ from stepwell_server.domain.spine.tasks import NewTask, Task, Verdict
 from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.retry import StepPolicy
 from stepwell_server.domain.values.times import SECOND
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine import calls
 from stepwell_server.engine.spine.assignments import Ask, Capacity, Claimed
 from stepwell_server.engine.spine.books import HotCall
 from stepwell_server.engine.spine.calls import Answer
 from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.definitions import declare
 from stepwell_server.engine.spine.kinds import Committed, Kinds
 from stepwell_server.engine.spine.loops.sweep import Sweep
 from stepwell_server.engine.spine.replica import Replica
@@ -34,7 +36,7 @@ from stepwell_server.storage.database.hints import Hints, NoHints
 from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.schema import lease_clock
 from stepwell_server.storage.schema import tasks as table
-from stepwell_server.storage.spine import handlers, leases
+from stepwell_server.storage.spine import leases
 from stepwell_server.storage.spine import tasks as store
 from tests.support.replicas import tickets
 from tests.support.replicas.tickets import TicketKind
@@ -75,10 +77,13 @@ class Spine:
     times: LeaseTimes = field(default_factory=LeaseTimes)
     hints: Hints = field(default_factory=NoHints)
     kind: TicketKind = field(default_factory=TicketKind)
+    tuning: Tuning = DEFAULT
 
     def __post_init__(self) -> None:
         rules, kinds = Rules(times=self.times), Kinds.of(self.kind)
-        self.replica = Recorded(self.db, self.hints, kinds, rules, timings=Timings(), virtual=False, embedded=False)
+        self.replica = Recorded(
+            self.db, self.hints, kinds, rules, timings=Timings(), virtual=False, embedded=False, tuning=self.tuning
+        )
 
     @property
     def committer(self) -> Committer:
@@ -92,7 +97,8 @@ class Spine:
 
     async def register(self, *hosted: Handler) -> None:
         """Say that a worker hosts these."""
-        await self.db.run_tx(lambda tx: handlers.register(tx, map(Registration, hosted)))
+        defined = self.replica.kinds.define(map(Registration, hosted))
+        await self.db.run_tx(lambda tx: declare(tx, defined))
 
     async def submit(self, call: HotCall) -> Any:
         """Commit a hot call."""

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 from stepwell_server.domain.spine.executions import load_open
 from stepwell_server.domain.spine.frames import Body, Frame, FrameAnswer, News
 from stepwell_server.domain.spine.handlers import TaskKind
 from stepwell_server.domain.spine.tasks import NewTask, Reason, Task, TaskStatus, Verdict
 from stepwell_server.domain.spine.work import Rules
+from stepwell_server.domain.values.asked import RequestKey
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.engine.spine.assignments import Assignment, Leased
 from stepwell_server.engine.spine.books import Book, Group, HotCall, Later
@@ -129,6 +131,7 @@ class TicketKind(Kind):
     """Tickets as a kind of the spine."""
 
     kind = TaskKind.WORKFLOW
+    defaults: ClassVar[Mapping[str, Any]] = {"color": "white", "seats": 1}
     charged: set[tuple[int, int, str]] = field(default_factory=set)
     """Executions that were counted because their holder was lost: the task, the fence that is over, and the step."""
 
@@ -178,6 +181,45 @@ class Schedule(HotCall):
             return None
         group.schedule(self.new)
         return Later(lambda: group.inserted.get(key))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class ScheduleMany(HotCall):
+    """Store many tasks under one request. The answer has of each its number, or None if its key has a task already."""
+
+    new: tuple[NewTask, ...]
+    request: RequestKey | None = None
+
+    @property
+    def entity(self) -> Hashable:
+        """Itself: its keys are its own."""
+        return id(self)
+
+    @property
+    def weight(self) -> int:
+        """One for each task."""
+        return len(self.new)
+
+    def decide(self, group: Group) -> Later:
+        """Add the tasks. Those whose keys had tasks before are refused in their places."""
+        keys = [(one.handler, one.key) for one in self.new]
+        mine = [key not in group.fresh for key in keys]
+        for one in self.new:
+            group.schedule(one)
+
+        def numbers() -> list[int | None]:
+            tasks = [group.inserted.get(key) if is_mine else None for key, is_mine in zip(keys, mine, strict=True)]
+            return [None if task is None else task.id for task in tasks]
+
+        return Later(numbers)
+
+    def dump(self, answer: Sequence[int | None]) -> Any:
+        """The numbers, if any task was accepted."""
+        return answer if any(answer) else None
+
+    def load(self, reply: Any) -> list[int | None]:
+        """The same numbers."""
+        return list(reply)
 
 
 @dataclass(frozen=True, slots=True)

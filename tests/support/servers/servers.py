@@ -15,8 +15,10 @@ from typing import Any, TypeAlias
 from grpc import aio
 
 from stepwell.client.channel import open_channel
-from stepwell_server.app import Addresses, App, open_database
+from stepwell_server.app import Addresses, App
 from stepwell_server.config import Settings
+from stepwell_server.databases import open_database
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from tests.support.patience import PATIENCE
 
 PLAIN = [
@@ -40,7 +42,7 @@ StartServer: TypeAlias = Callable[..., Awaitable[Served]]
 
 
 @asynccontextmanager
-async def start_in_process(database_url: str, **settings: Any) -> AsyncIterator[Served]:
+async def start_in_process(database_url: str, *, tuning: Tuning = DEFAULT, **settings: Any) -> AsyncIterator[Served]:
     """A server in this process, on free ports."""
     chosen = Settings(
         **{
@@ -51,7 +53,7 @@ async def start_in_process(database_url: str, **settings: Any) -> AsyncIterator[
             **settings,
         }
     )
-    app = App(chosen, open_database(chosen.database_url))
+    app = App(chosen, open_database(chosen.database_url, tuning), tuning)
     try:
         addresses = await app.start()
         async with aio.insecure_channel(addresses.listen, options=PLAIN) as channel:

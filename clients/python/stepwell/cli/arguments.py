@@ -1,4 +1,4 @@
-"""What people type as arguments, read into what is sent: JSON, labels, statuses, durations."""
+"""Arguments as people type them, read into values to send: JSON, labels, statuses, durations."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ MaxSteps = Annotated[int, typer.Option(min=0, help="Most steps of a run in one p
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What was asked for."""
+    """The work that was asked for."""
 
     mode: Mode
     interval: timedelta
@@ -177,7 +177,7 @@ class Host:
 
     @property
     def hosted(self) -> str:
-        """What it hosts, in words."""
+        """Its handlers, in words."""
         return ", ".join(self._app.names) or "nothing"
 
     def leave(self) -> None:

@@ -22,7 +22,7 @@ def info(target: options.Target, as_json: options.AsJson = False) -> None:
 
 
 async def ask(channel: aio.Channel) -> pb.GetServerInfoResponse:
-    """What the server says of itself."""
+    """Ask the server for its description."""
     return await ServerServiceStub(channel).GetServerInfo(pb.GetServerInfoRequest(), timeout=options.DEADLINE)
 
 

@@ -73,7 +73,7 @@ def instance_facts(instance: pb.Instance) -> Iterator[tuple[str, printing.Cell]]
 
 
 def end_of(instance: pb.Instance) -> str:
-    """What came out of an instance, on one line; nothing if it has not ended or there is nothing to say."""
+    """The result of an instance, on one line; nothing if it has not ended or has none."""
     match status_of(instance):
         case InstanceStatus.COMPLETE:
             return printing.payload(instance.output)
@@ -88,7 +88,7 @@ def history_row(entry: pb.HistoryEntry) -> list[printing.Cell]:
 
 
 def step_detail(step: pb.Step) -> str:
-    """What a step returned, waits for, or failed with."""
+    """The result, the wait or the failure of a step."""
     if step.status == pb.STEP_STATUS_COMPLETED:
         waited = (
             "" if step.type == pb.STEP_TYPE_DO else _after(to_datetime(step.created_at), to_datetime(step.updated_at))

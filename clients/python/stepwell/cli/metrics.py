@@ -1,4 +1,4 @@
-"""What a server measures of itself, read from its ops listener in the text format of Prometheus."""
+"""Measurements of a server, read from its ops listener in the text format of Prometheus."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Series:
     """Of a histogram, how many values were up to each bound."""
 
     def since(self, before: Series | None) -> Series:
-        """What came after an earlier look. A gauge is as it stands, and so is what a new server began to count."""
+        """The difference to an earlier look. A gauge is as it stands, and so are the counts of a new server."""
         if before is None or self.type == "gauge" or self.value < before.value:
             return self
         came = {bound: count - before.buckets.get(bound, 0.0) for bound, count in self.buckets.items()}
@@ -58,13 +58,13 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Look:
-    """What a server says at one time: everything since it began."""
+    """The measurements of a server at one time: everything since it began."""
 
     series: Mapping[tuple[str, Labels], Series]
     at: float = field(default_factory=monotonic)
 
     def since(self, before: Look | None) -> list[Series]:
-        """What came after an earlier look; everything, if there is none."""
+        """The difference to an earlier look; everything, if there is none."""
         earlier = {} if before is None else before.series
         return [series.since(earlier.get(key)) for key, series in self.series.items()]
 

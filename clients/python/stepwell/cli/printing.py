@@ -59,7 +59,7 @@ def clear() -> None:
 
 
 def to_text(cell: Cell) -> Text:
-    """Text that shows what it holds, whoever wrote it."""
+    """Make text safe to print: control characters become visible."""
     return cell if isinstance(cell, Text) else Text(escaped(cell))
 
 
@@ -106,7 +106,7 @@ def indented(data: Payload) -> Text:
 
 
 def failure(told: Failure) -> str:
-    """What went wrong, as one short line."""
+    """The failure, as one short line."""
     return shortened(f"{told.name}: {told.message}")
 
 

@@ -1,6 +1,6 @@
-"""What a dispatcher can do besides asking the server to hand work out: wake somebody else, or host an app itself.
+"""Wake targets of a dispatcher: it wakes another service, or hosts an app itself.
 
-Both are for due work that no connected worker can take. What has a worker is left to it.
+Both are for due work that no connected worker can take. Other work is left to its worker.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ class _NoRedirects(urllib.request.HTTPRedirectHandler):
 
 
 def _for_unserved(wake: NextWake) -> NextWake:
-    """What is due and has a worker is no reason to summon one; behind it there may be some."""
+    """Look again later where all due work has a worker: behind it there may be other work."""
     return replace(wake, delay=_LOOK_AGAIN) if wake.is_due and not wake.unserved else wake
 
 

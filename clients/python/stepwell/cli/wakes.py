@@ -96,7 +96,7 @@ async def _follow(client: Client, request: pb.WakeStreamRequest, as_json: bool) 
 
 
 async def _messages(client: Client, request: pb.WakeStreamRequest) -> AsyncIterator[pb.WakeStreamResponse]:
-    """What one stream has to say, until the server ends it or goes away."""
+    """Read the messages of one stream, until the server ends it or goes away."""
     call: Any = client.stub(DispatcherServiceStub).WakeStream(request)
     try:
         while (message := await call.read()) is not aio.EOF:

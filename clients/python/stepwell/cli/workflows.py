@@ -67,7 +67,7 @@ def create(
         answer = await client.call(client.stub(WorkflowServiceStub).CreateInstance, request, options.DEADLINE)
         if wait is None:
             return answer.instance
-        say_created(answer.instance)  # before it waits: whoever gives up can come back to it
+        say_created(answer.instance)  # before it waits: a user who gives up can come back to it
         return await _ended(client, answer.instance, wait)
 
     def say_created(instance: pb.Instance) -> None:

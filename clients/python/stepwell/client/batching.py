@@ -15,17 +15,20 @@ from typing import Generic, TypeAlias
 from google.protobuf.message import Message
 from grpc import StatusCode
 
-from stepwell.backoff import pauses
-from stepwell.calls import AnswerT, ItemT, ResultT
-from stepwell.errors import CallFailed, reason_name
+from stepwell.calls import AnswerT, ItemT, Result, ResultT
+from stepwell.errors import CallFailed
 from stepwell.packing import packed
-from stepwell.v1.errors_pb2 import ItemError
+from stepwell.tuning import DEFAULT, Tuning
+from stepwell.v1 import errors_pb2
 
 Send: TypeAlias = Callable[[Sequence[ItemT], float], Awaitable[Sequence[AnswerT]]]
 """Sends items, each of which carries its request_id, within so many seconds; answers one by one."""
 
+HEAD_START = 0.1
+"""Seconds by which a batch ends before the last of its callers gives up."""
+
 _UNAVAILABLE: int = StatusCode.UNAVAILABLE.value[0]
-_BUSY = frozenset({"SERVER_BUSY", "RATE_LIMITED"})
+_BUSY = frozenset({errors_pb2.ERROR_REASON_SERVER_BUSY, errors_pb2.ERROR_REASON_RATE_LIMITED})
 
 
 @dataclass(slots=True)
@@ -47,7 +50,7 @@ class MostItems:
 
 @dataclass(slots=True, eq=False)
 class _Asked(Generic[ItemT, AnswerT]):
-    """An item, who waits for its answer, and until when."""
+    """An item, the future of its answer, and its deadline."""
 
     item: ItemT
     answer: asyncio.Future[AnswerT]
@@ -57,31 +60,50 @@ class _Asked(Generic[ItemT, AnswerT]):
 class Coalescer(Generic[ItemT, AnswerT]):
     """Sends items one batch at a time. A batch that fails fails for each of its callers, and is never mixed anew.
 
-    One that had more items than the server takes goes again, in smaller ones: nothing of it was looked at.
+    A batch that had more items than the server takes goes again, in smaller ones: nothing of it was looked at.
     """
 
     def __init__(self, send: Send[ItemT, AnswerT], most: MostItems) -> None:
         self._send = send
         self._most = most
         self._queue: deque[_Asked[ItemT, AnswerT]] = deque()
+        self._sent: Sequence[_Asked[ItemT, AnswerT]] = ()
         self._sending: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None  # one for all items: most are answered long before it is due
 
     async def submit(self, item: ItemT, seconds: float) -> AnswerT:
-        """Send an item with the next batch and wait for its own answer, for so long at most, whoever else is in it."""
+        """Send an item with the next batch and wait for its own answer, for so long at most, whatever else is in it."""
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[AnswerT] = loop.create_future()
         asked = _Asked(item, answer, loop.time() + seconds)
         self._queue.append(asked)
         if self._sending is None:
             self._sending = asyncio.create_task(self._send_all())
-        try:
-            async with asyncio.timeout_at(asked.deadline):
-                return await answer
-        except TimeoutError:
-            raise CallFailed(StatusCode.DEADLINE_EXCEEDED, "no answer in time") from None
+        if self._timer is None or asked.deadline < self._timer.when():
+            self._wake_at(asked.deadline)
+        return await answer
+
+    def _wake_at(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_at(deadline, self._expire)
+
+    def _expire(self) -> None:
+        """Fail the items whose time is over, and come back for the next one."""
+        self._timer = None
+        now = asyncio.get_running_loop().time()
+        waiting = [asked for asked in (*self._sent, *self._queue) if not asked.answer.done()]
+        for asked in waiting:
+            if asked.deadline <= now:
+                asked.answer.set_exception(CallFailed(StatusCode.DEADLINE_EXCEEDED, "no answer in time"))
+        later = [asked.deadline for asked in waiting if asked.deadline > now]
+        if later:
+            self._wake_at(min(later))
 
     async def close(self) -> None:
         """Stop sending; callers that still wait are cancelled."""
+        if self._timer is not None:
+            self._timer.cancel()
         if self._sending is not None:
             self._sending.cancel()
             await asyncio.wait({self._sending})
@@ -99,7 +121,9 @@ class Coalescer(Generic[ItemT, AnswerT]):
         batch = self._take()
         if not batch:
             return
+        self._sent = batch
         left = max(asked.deadline for asked in batch) - asyncio.get_running_loop().time()
+        left -= min(HEAD_START, left / 10)  # else the callers give up first, and are not told why there was no answer
         try:
             results = await self._send([asked.item for asked in batch], left)
             for asked, result in zip(batch, results, strict=True):
@@ -116,23 +140,33 @@ class Coalescer(Generic[ItemT, AnswerT]):
             for asked in batch:
                 if not asked.answer.done():
                     asked.answer.set_exception(error)
+        finally:
+            self._sent = ()
 
     def _take(self) -> list[_Asked[ItemT, AnswerT]]:
-        """As many as may go together, without those that nobody waits for any more."""
+        """As many as may go together, without those whose callers have gone."""
         first = next(packed(self._queue, lambda asked: _size(asked.item), self._most.number), [])
         batch = [self._queue.popleft() for _ in first]
         return [asked for asked in batch if not asked.answer.done()]
 
 
-async def until_available(send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float) -> list[ResultT]:
-    """Send items, and again those whose own answer is that the server cannot now, until the time is over.
+async def until_available(
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, tuning: Tuning = DEFAULT
+) -> list[ResultT]:
+    """Send items, and again those whose own answer is that the server cannot now, until the time is over."""
+    deadline = asyncio.get_running_loop().time() + seconds
+    return await repeated(send, items, list(await send(items, seconds)), deadline, tuning)
+
+
+async def repeated(
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], results: list[ResultT], deadline: float, tuning: Tuning
+) -> list[ResultT]:
+    """The results, of which those that say that the server cannot now are replaced: their items are sent again.
 
     So does the channel with a call that is answered so as a whole. The caller cannot: it would be another request_id.
     """
-    deadline = asyncio.get_running_loop().time() + seconds
-    results = list(await send(items, seconds))
-    for pause in pauses():
-        again = [at for at, result in enumerate(results) if _is_passing(result.error)]
+    for pause in tuning.pauses():
+        again = [at for at, result in enumerate(results) if is_passing(result)]
         left = deadline - asyncio.get_running_loop().time() - pause
         if not again or left <= 0:
             break
@@ -143,14 +177,14 @@ async def until_available(send: Send[ItemT, ResultT], items: Sequence[ItemT], se
 
 
 async def in_batches(
-    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, most: MostItems
+    send: Send[ItemT, ResultT], items: Sequence[ItemT], seconds: float, most: MostItems, tuning: Tuning = DEFAULT
 ) -> list[ResultT]:
     """Send items in as few batches as their number and bytes allow, one after the other, each within the time."""
     results: list[ResultT] = []
     while len(results) < len(items):
         batch = next(packed(islice(items, len(results), None), _size, most.number))
         try:
-            results += await until_available(send, batch, seconds)
+            results += await until_available(send, batch, seconds, tuning)
         except CallFailed as failure:
             if not most.learns_from(failure, len(batch)):
                 raise
@@ -161,6 +195,7 @@ def _size(item: Message) -> tuple[int, int]:
     return item.ByteSize(), 1
 
 
-def _is_passing(error: ItemError) -> bool:
-    """Whether the same item may go through in a moment."""
-    return error.code == _UNAVAILABLE or reason_name(error.reason) in _BUSY
+def is_passing(result: Result) -> bool:
+    """Whether an item was refused, and the same may go through in a moment."""
+    error = result.error
+    return error.code == _UNAVAILABLE or error.reason in _BUSY

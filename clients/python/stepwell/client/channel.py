@@ -12,10 +12,9 @@ from typing import Any
 import grpc
 from grpc import aio
 
-from stepwell.backoff import pauses
 from stepwell.errors import PayloadInvalid, retry_delay_of
-
-MESSAGE_BYTES = 4 * 1024 * 1024
+from stepwell.packing import MESSAGE_BYTES
+from stepwell.tuning import DEFAULT, Tuning
 
 # A call that ended so may have been executed: it is repeated under its request_id, or only reads. CANCELLED is what
 # calls hear that reach a server as it stops; one that the caller cancels is not repeated.
@@ -39,7 +38,12 @@ _OPTIONS: list[tuple[str, int | str]] = [
 
 
 def open_channel(
-    address: str, *, tls: bool = False, tls_ca: Path | None = None, patience: float | None = None
+    address: str,
+    *,
+    tls: bool = False,
+    tls_ca: Path | None = None,
+    patience: float | None = None,
+    tuning: Tuning = DEFAULT,
 ) -> aio.Channel:
     """A channel to HOST:PORT, or to every address behind `dns:///HOST:PORT`.
 
@@ -47,7 +51,7 @@ def open_channel(
     request_id: the channel repeats unary calls that end with UNAVAILABLE, that the server cut off, or that it is too
     busy for, until their own deadline or for `patience` seconds. Streams are not repeated.
     """
-    repeats = _Repeats(patience)
+    repeats = _Repeats(patience, tuning)
     if not tls and tls_ca is None:
         repeats.channel = aio.insecure_channel(address, options=_OPTIONS, interceptors=[repeats])
     else:
@@ -61,7 +65,8 @@ class _Repeats(aio.UnaryUnaryClientInterceptor):
 
     channel: aio.Channel
 
-    def __init__(self, patience: float | None) -> None:
+    def __init__(self, patience: float | None, tuning: Tuning) -> None:
+        self._tuning = tuning
         self._patience = math.inf if patience is None else patience
 
     async def intercept_unary_unary(
@@ -77,7 +82,7 @@ class _Repeats(aio.UnaryUnaryClientInterceptor):
         began = clock()
         seconds = math.inf if details.timeout is None else details.timeout
         failed = None
-        for pause in pauses():
+        for pause in self._tuning.pauses():
             left = None if seconds == math.inf else began + seconds - clock()
             # Later tries wait for a server, so that they are made as soon as there is one.
             waits = details.wait_for_ready or (failed is not None and self._patience == math.inf) or None

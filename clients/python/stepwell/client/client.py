@@ -15,7 +15,7 @@ from grpc import aio
 
 from stepwell import checks
 from stepwell.calls import AnswerT, Batch, ItemT, ResultT, StubT
-from stepwell.client.batching import Coalescer, MostItems, in_batches, until_available
+from stepwell.client.batching import Coalescer, MostItems, in_batches, is_passing, repeated
 from stepwell.client.channel import open_channel
 from stepwell.client.credentials import Token, authorised
 from stepwell.client.transactions import Transaction
@@ -25,6 +25,7 @@ from stepwell.errors import failure_of
 from stepwell.hooks.definition import HookDefinition
 from stepwell.hooks.handle import Hook, hooks_of, targets_of
 from stepwell.hooks.info import HookTarget
+from stepwell.tuning import DEFAULT, Tuning
 from stepwell.v1.workflows_pb2_grpc import WorkflowServiceStub
 from stepwell.workflows.definition import AnyWorkflow, WorkflowDefinition, WorkflowEntrypoint, workflow_of
 from stepwell.workflows.handle import Workflow
@@ -40,6 +41,7 @@ class Client:
     long as `patience` lasts: for callers that would rather hear soon that there is none. Concurrent `create`,
     `send_event` and `trigger` calls travel together, and all `result()` and `watch()` calls share one stream. `token`
     goes with every call and stream, as `authorization: Bearer TOKEN`: a text, or a function that is called each time.
+    `tuning` is for tests of the SDK.
     """
 
     def __init__(
@@ -52,10 +54,12 @@ class Client:
         token: Token | None = None,
         timeout: DurationLike = "30 seconds",
         patience: DurationLike | None = None,
+        tuning: Tuning = DEFAULT,
     ) -> None:
         self.address = checks.text("address", address)
         self.namespace = checks.text("namespace", namespace)
         self.timeout = to_seconds(timeout)
+        self.tuning = tuning
         self._patience = None if patience is None else to_seconds(patience)
         self._tls = tls
         self._tls_ca = None if tls_ca is None else Path(tls_ca)
@@ -75,10 +79,12 @@ class Client:
         await self.close()
 
     def _open(self) -> None:
-        opened = open_channel(self.address, tls=self._tls, tls_ca=self._tls_ca, patience=self._patience)
+        opened = open_channel(
+            self.address, tls=self._tls, tls_ca=self._tls_ca, patience=self._patience, tuning=self.tuning
+        )
         self._channel = authorised(opened, self._token)
         self._stubs, self._coalescers = {}, {}
-        self._watches = Watches(self.stub(WorkflowServiceStub), self.namespace, self.address)
+        self._watches = Watches(self.stub(WorkflowServiceStub), self.namespace, self.address, self.tuning)
 
     async def close(self) -> None:
         """End all streams and the connection. Calls that still wait fail, or are cancelled."""
@@ -143,21 +149,27 @@ class Client:
 
     async def submit(self, batch: Batch[ItemT, ResultT], item: ItemT) -> ResultT:
         """The answer to one item, which travels with others that are submitted meanwhile."""
+        deadline = asyncio.get_running_loop().time() + self.timeout
+        result = await self._coalescer(batch).submit(item, self.timeout)
+        if not is_passing(result):
+            return result
 
         async def send(items: Sequence[ItemT], seconds: float) -> list[ResultT]:
             return [await self._coalescer(batch).submit(item, seconds) for item in items]
 
-        (result,) = await until_available(send, [item], self.timeout)
+        (result,) = await repeated(send, [item], [result], deadline, self.tuning)
         return result
 
     async def submit_all(self, batch: Batch[ItemT, ResultT], items: Sequence[ItemT]) -> list[ResultT]:
         """The answers to many items, in as few calls as the server's bounds allow."""
-        return await in_batches(partial(batch, self), items, self.timeout, self._most)
+        return await in_batches(partial(batch, self), items, self.timeout, self._most, self.tuning)
 
-    def follow(self, workflow: str, instance_id: str, *, steps: bool = False) -> AbstractContextManager[Follower]:
+    def follow(
+        self, workflow: str, instance_id: str, *, steps: bool = False, known_revision: int = 0
+    ) -> AbstractContextManager[Follower]:
         """Follow an instance inside a `with` block, on the stream that all such calls share."""
         self._check_open()
-        return self._watches.follow(workflow, instance_id, steps=steps)
+        return self._watches.follow(workflow, instance_id, steps=steps, known_revision=known_revision)
 
     def _coalescer(self, batch: Batch[ItemT, ResultT]) -> Coalescer[ItemT, ResultT]:
         self._check_open()

@@ -53,7 +53,7 @@ class Transaction:
     @overload
     def hook(self, hook: str) -> HookOperations[Any]: ...
     def hook(self, hook: HookDefinition[Any] | str) -> HookOperations[Any]:
-        """What can be done with a hook here: `trigger`."""
+        """A hook inside a transaction, with `trigger`."""
         return HookOperations(self, hooks_of(self._client, hook))
 
     @overload
@@ -63,7 +63,7 @@ class Transaction:
     @overload
     def workflow(self, workflow: str) -> WorkflowOperations[Any, Any]: ...
     def workflow(self, workflow: AnyWorkflow | str) -> WorkflowOperations[Any, Any]:
-        """What can be done with a workflow here: `create`, and `get(id).send_event`."""
+        """A workflow inside a transaction, with `create` and `get(id).send_event`."""
         return WorkflowOperations(self, workflow_of(self._client, workflow))
 
     def add(self, operation: pb.Operation) -> None:
@@ -115,14 +115,14 @@ class WorkflowOperations(Generic[P, R]):
     def create(
         self, id: str | None = None, params: P | None = None, labels: Mapping[str, str] | None = None
     ) -> Instance[R]:
-        """Start an instance with the transaction. One that exists refuses the whole of it."""
+        """Start an instance with the transaction. An id that exists refuses the whole of it."""
         item = create_item(self.accessor.name, NewInstance(id=id, params=params, labels=labels))
         item.instance_id = item.instance_id or item.request_id
         self.transaction.add(pb.Operation(create_instance=item))
         return Instance(self.accessor.client, self.accessor.name, item.instance_id, self.accessor.result_type)
 
     def get(self, id: str) -> InstanceOperations:
-        """What can be done with an instance here; it may be one that this transaction creates."""
+        """An instance inside a transaction, which may be the one to create it."""
         return InstanceOperations(self.transaction, self.accessor.name, id)
 
 

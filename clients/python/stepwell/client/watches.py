@@ -1,4 +1,4 @@
-"""One WatchInstances stream per client, shared by everybody who waits for an instance or watches one."""
+"""One WatchInstances stream per client, shared by all waits for instances and all watches."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from grpc import aio
 
 from stepwell.backoff import Reconnects
 from stepwell.errors import CallFailed, failure_of, refusal_of
+from stepwell.tuning import DEFAULT, Tuning
 from stepwell.v1 import workflows_pb2 as pb
 
 if TYPE_CHECKING:
@@ -21,11 +22,10 @@ Key: TypeAlias = tuple[str, str]
 
 _TARGETS_PER_MESSAGE = 1000
 _DROP_SECONDS = 0.1
-_SILENT_SECONDS = 45.0  # three of the server's keepalives
 
 
 class Follower:
-    """Somebody who follows an instance: gets its newest state, leaving out those it was too slow for."""
+    """Follows an instance: gets its newest state, without states that it was too slow for."""
 
     __slots__ = ("_change", "_error", "_is_partial", "_newest", "_seen", "_steps", "_waiter", "wants_steps")
 
@@ -53,7 +53,7 @@ class Follower:
             self._wake()
 
     def _is_new(self, step: pb.Step) -> bool:
-        """Whether the step has changed. All of them are sent again when somebody else begins to follow."""
+        """Whether the step has changed. All of them are sent again when another follower begins."""
         state = (step.status, step.attempts, step.updated_at.seconds, step.updated_at.nanos)
         is_new = self._seen.get(step.name) != state
         self._seen[step.name] = state
@@ -83,7 +83,8 @@ class Follower:
 class Watches:
     """Follows instances of one namespace over one stream, through every reconnect."""
 
-    def __init__(self, stub: WorkflowServiceAsyncStub, namespace: str, address: str) -> None:
+    def __init__(self, stub: WorkflowServiceAsyncStub, namespace: str, address: str, tuning: Tuning = DEFAULT) -> None:
+        self._tuning = tuning
         self._stub = stub
         self._namespace = namespace
         self._address = address
@@ -96,12 +97,15 @@ class Watches:
         self._reconnects = Reconnects()
 
     @contextmanager
-    def follow(self, workflow: str, instance_id: str, *, steps: bool = False) -> Iterator[Follower]:
-        """Follow an instance inside a `with` block, beginning with its present state."""
+    def follow(
+        self, workflow: str, instance_id: str, *, steps: bool = False, known_revision: int = 0
+    ) -> Iterator[Follower]:
+        """Follow an instance inside a `with` block, beginning with its present state, unless that one is known."""
         key = (workflow, instance_id)
         follower = Follower(wants_steps=steps)
-        self._followers.setdefault(key, set()).add(follower)
-        self._revisions[key] = 0  # to be sent the present state, whoever follows already
+        others = self._followers.setdefault(key, set())
+        self._revisions[key] = 0 if others else known_revision  # others may still wait for the present state
+        others.add(follower)
         self._dropped.pop(key, None)
         self._added[key] = None
         self._has_news.set()
@@ -130,7 +134,7 @@ class Watches:
             self._dropped[key] = None
 
     async def _serve(self) -> None:
-        """Keep a stream open; end with everybody's error if there can be none."""
+        """Keep a stream open. If there can be none, all followers get the error."""
         try:
             while True:
                 failure = await self._stream()
@@ -151,7 +155,7 @@ class Watches:
             async with asyncio.TaskGroup() as group:
                 writer = group.create_task(self._write(call))
                 try:
-                    while (message := await _read(call)) is not aio.EOF and not message.draining:
+                    while (message := await _read(call, self._tuning.silence)) is not aio.EOF and not message.draining:
                         self._reconnects.served()
                         self._receive(message)
                 except aio.AioRpcError as error:
@@ -212,7 +216,7 @@ class Watches:
                 follower.fail(failure)
 
 
-async def _read(call: Any) -> Any:
-    """The next message of a stream. TimeoutError if there is none for so long that nobody can be there."""
-    async with asyncio.timeout(_SILENT_SECONDS):
+async def _read(call: Any, silence: float) -> Any:
+    """The next message of a stream. TimeoutError after too long a silence."""
+    async with asyncio.timeout(silence):
         return await call.read()

@@ -11,7 +11,7 @@ from stepwell.clocks import Clock, Timer
 class Alarm(Protocol):
     """One alarm, which others may set as well. Times are those of the dispatcher's clock.
 
-    Whoever owns it calls `AlarmDispatcher.ring` whenever it goes off, whoever set it; it is not set any more then.
+    Its owner calls `AlarmDispatcher.ring` when it goes off, also if another process set it. Then it is no longer set.
     """
 
     async def get(self) -> float | None:

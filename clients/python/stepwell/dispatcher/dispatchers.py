@@ -1,11 +1,11 @@
-"""Dispatchers: make a processor's passes when something is due, outside of anybody's request.
+"""Dispatchers: make a processor's passes when something is due, outside of any request.
 
     async with StreamDispatcher(ServerProcessor(client)):
         ...
 
 `PollingDispatcher` looks every 5 seconds, `AlarmDispatcher` sleeps until the next wake, `StreamDispatcher` does so too
 and is told by the server when that changes. Any number of them may work side by side. Each makes one pass at a time,
-and what comes meanwhile is one further pass, however much it is.
+and all work that comes meanwhile makes one further pass.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class _Want(Flag):
 
 
 class Settings(TypedDict, total=False):
-    """What every dispatcher can be told, by name."""
+    """The options of every dispatcher."""
 
     on_error: OnError | None
     clock: Clock | None
@@ -55,7 +55,7 @@ class Settings(TypedDict, total=False):
 
 
 class AlarmSettings(Settings, total=False):
-    """What every dispatcher with an alarm can be told, by name."""
+    """The options of every dispatcher with an alarm."""
 
     alarm: Alarm | None
 
@@ -68,7 +68,7 @@ class _Unknown:
 
 
 class Dispatcher:
-    """What the dispatchers have in common; made on a running event loop, and used on its thread.
+    """The common part of dispatchers; made on a running event loop, and used on its thread.
 
     `on_error` gets what processors raise and may be async; without it, that is logged. A pass that handles nothing is
     not repeated at once though something is due: there is a `pause` before the next, doubling to `longest_pause`.
@@ -186,7 +186,7 @@ class Dispatcher:
             return otherwise(error)
 
     async def _report(self, error: BaseException) -> None:
-        """Tell whoever wants to know; nothing that happens there reaches the dispatcher."""
+        """Call `on_error`; no error of it reaches the dispatcher."""
         if self._on_error is None:
             _LOG.error("dispatch_failed namespace=%s: %s", self._processor.namespace, error, exc_info=error)
             return
@@ -244,7 +244,7 @@ class PollingDispatcher(Dispatcher):
 class AlarmDispatcher(Dispatcher):
     """Sets an alarm for the next wake, and makes a pass when it goes off.
 
-    The alarm may be shared: one that somebody else has set is never moved to a later time, nor cleared. Without an
+    The alarm may be shared: an alarm that another process set is never moved to a later time, nor cleared. Without an
     `alarm` it is a timer in memory.
     """
 
@@ -271,7 +271,7 @@ class AlarmDispatcher(Dispatcher):
     async def stop(self) -> None:
         """Begin nothing new, by `wake` or alarm; wait for the running pass, and clear the alarm."""
         await super().stop()
-        if self._is_stopped:  # nobody has started it again meanwhile
+        if self._is_stopped:  # it was not started again meanwhile
             await self._guarded(self._set_alarm(None), lambda _error: False)
 
     def _tell(self, wake: NextWake) -> None:
@@ -380,6 +380,6 @@ def _unknown_of(error: BaseException) -> _Unknown:
 
 
 def _is_being_cancelled() -> bool:
-    """Whether somebody cancels this very task; else it was something that the task waited for."""
+    """Whether this very task is cancelled, and not something that it waited for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0

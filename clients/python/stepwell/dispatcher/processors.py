@@ -24,7 +24,6 @@ from stepwell.kinds import kind_name, kind_number
 from stepwell.v1 import dispatchers_pb2 as pb
 from stepwell.v1.dispatchers_pb2_grpc import DispatcherServiceStub
 
-_SILENT_SECONDS = 45.0  # three of the server's keepalives
 _MOST_REPLICAS = 100
 
 
@@ -46,7 +45,7 @@ class NextWake:
     number: int = 0
     """Grows when something may have changed: what could not be handed out before is worth another pass."""
     unserved: tuple[Unserved, ...] = ()
-    """What is due and has no worker."""
+    """Due work without a worker."""
 
     @property
     def is_due(self) -> bool:
@@ -177,7 +176,7 @@ class ServerProcessor:
         call: Any = self._client.stub(DispatcherServiceStub).WakeStream(request)
         try:
             while True:
-                async with asyncio.timeout(_SILENT_SECONDS):
+                async with asyncio.timeout(self._client.tuning.silence):
                     message = await call.read()
                 if message is aio.EOF:
                     return

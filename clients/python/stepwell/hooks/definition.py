@@ -1,4 +1,4 @@
-"""What an author writes: hooks, as functions of a payload and, if they like, its context."""
+"""Definitions of hooks: functions of a payload and, if they like, its context."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class HookDefinition(Generic[P]):
         return self.handler.function(*args, **kwargs)
 
     def to_handler(self) -> pb.Handler:
-        """What Hello says of it."""
+        """Its part of Hello."""
         return pb.Handler(kind=self.kind, name=self.name, hook=pb.HookDefinition(description=self.description))
 
     def bind(self, task: pb.Task) -> JobCall:
@@ -57,7 +57,7 @@ class HookDefinition(Generic[P]):
         )
 
     def outcome_of(self, error: BaseException | None) -> pb.Outcome:
-        """What the worker reports when the handler has ended, with an error or without."""
+        """The report about a handler that has ended, with an error or without."""
         if error is None:
             return pb.Outcome()
         return pb.Outcome(failure=to_failure(error, non_retryable=not self._is_retryable(error)))
@@ -81,7 +81,7 @@ def hook(name: str, *, retry: Retry | None = None) -> HookDecorator:
     """Make a hook of `async def f(payload)` or `f(payload, ctx)`. It registers nothing: give the result to an App.
 
     `retry` is the policy of hooks that are triggered by this definition and say nothing else; its `is_retryable` is
-    asked in the worker, whoever triggered the hook.
+    asked in the worker, also for hooks that other clients triggered.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise ValueError(

@@ -1,4 +1,4 @@
-"""What a client is told of a hook: where it stands, and where it is sent."""
+"""Views of hooks for clients: the status, and the target."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ class HookInfo:
 class HookTarget:
     """A webhook that hooks of a name go to. `disabled`: its receiver answered 410, and it waits to be put again.
 
-    `secrets` has one that was made for it, told once, to whoever puts it.
+    `secrets` has one that was made for it, told once, to the caller that puts it.
     """
 
     name: str

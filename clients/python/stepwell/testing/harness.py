@@ -96,9 +96,9 @@ class Harness:
         return to_datetime((await self._read_clock()).now)
 
     async def run_until_idle(self) -> None:
-        """Return when everything that is due has been done: what is left waits for a time, an event or a call.
+        """Return when everything that is due has been done: the rest waits for a time, an event or a call.
 
-        A body that executes is waited for. One that hangs (see `hangs_after`) counts as waiting for its timeout.
+        A body that executes is waited for. A body that hangs (see `hangs_after`) counts as waiting for its timeout.
         """
         await self.advance(0)
 
@@ -216,7 +216,7 @@ class Harness:
     async def crash_worker(self) -> None:
         """End all workers as if their processes had died: nothing is said, all that they remember is gone.
 
-        What they held is handed out again after the server's reconnect grace, which counts in real time; on a server
+        Their tasks are handed out again after the server's reconnect grace, which counts in real time; on a server
         that the harness started that is at once.
         """
         while self._workers:

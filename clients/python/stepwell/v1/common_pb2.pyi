@@ -5,8 +5,8 @@ Shapes that every service of Stepwell shares: user data, retry policies and fail
 
 Conventions that hold in every file of this package, so that they are not repeated per field:
 
-- The caller's credential is the metadata "authorization: Bearer TOKEN", sent with every call and stream. What the token is,
-  the operator's policy knows. A stream is asked for it again: UNAUTHENTICATED ends it.
+- The caller's credential is the metadata "authorization: Bearer TOKEN", sent with every call and stream. The operator's policy
+  knows the meaning of the token. A stream is asked for it again: UNAUTHENTICATED ends it.
 - A "character" of a limit is a Unicode code point: neither a byte nor a UTF-16 unit.
 - Names, ids and types are ASCII. No string may contain the NUL character (INVALID_ARGUMENT, MALFORMED_REQUEST).
 - An instant ends in "_at" and is by the database's clock, in microseconds; finer digits are cut off.
@@ -156,7 +156,7 @@ class Failure(_message.Message):
     Some names are the same on the wire in every language, whatever its class is called:
     - of steps: StepTimeoutError (an execution took too long), StepMaxAttemptsExceeded (executions began as often as they may, and
       none reported an end), StepResultInvalid (the result cannot be stored), WaitForEventTimeoutError (no event came in time),
-      CancelledError (whoever called the step withdrew from it);
+      CancelledError (the caller of the step withdrew from it);
     - of hooks: JobTimeoutError, JobMaxAttemptsExceeded, WorkerLost (the holder was lost during the execution),
       HOOK_HANDLER_NOT_FOUND, WEBHOOK_FAILED, SSRF_BLOCKED;
     - of runs, where the code misuses steps: DuplicateStepKey, StepTypeMismatch, MaxStepsExceeded, InvalidStepName; and the name of a
@@ -173,7 +173,7 @@ class Failure(_message.Message):
     name: _builtins.str
     """Class or kind of the error, such as "ValueError". At most 256 characters; a longer one is cut. Empty: "UNKNOWN_ERROR"."""
     message: _builtins.str
-    """What it said. At most 4,096 characters; a longer one is cut."""
+    """Message of the error. At most 4,096 characters; a longer one is cut."""
     non_retryable: _builtins.bool
     """True if the handler said that trying again is pointless (NonRetryableError)."""
     details: _builtins.str

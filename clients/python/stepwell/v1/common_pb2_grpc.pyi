@@ -5,8 +5,8 @@ Shapes that every service of Stepwell shares: user data, retry policies and fail
 
 Conventions that hold in every file of this package, so that they are not repeated per field:
 
-- The caller's credential is the metadata "authorization: Bearer TOKEN", sent with every call and stream. What the token is,
-  the operator's policy knows. A stream is asked for it again: UNAUTHENTICATED ends it.
+- The caller's credential is the metadata "authorization: Bearer TOKEN", sent with every call and stream. The operator's policy
+  knows the meaning of the token. A stream is asked for it again: UNAUTHENTICATED ends it.
 - A "character" of a limit is a Unicode code point: neither a byte nor a UTF-16 unit.
 - Names, ids and types are ASCII. No string may contain the NUL character (INVALID_ARGUMENT, MALFORMED_REQUEST).
 - An instant ends in "_at" and is by the database's clock, in microseconds; finer digits are cut off.

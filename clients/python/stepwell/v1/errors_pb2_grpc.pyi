@@ -6,8 +6,8 @@ Why a call was refused: the machine-readable half of every error.
 A failed call ends with a google.rpc.Status that carries exactly one google.rpc.ErrorInfo. Its "domain" is
 "stepwell.v1", its "reason" is the name of a value below without the prefix "ERROR_REASON_", and its "metadata" has the
 keys that the comment of the reason lists, and no others; values are cut after 100 characters. A refusal of
-TransactionService.Commit has "operation" besides: the place of the refused operation, from 0. What has "field" also carries
-google.rpc.BadRequest. Where waiting helps there is a google.rpc.RetryInfo, and clients wait that long, plus jitter,
+TransactionService.Commit has "operation" besides: the place of the refused operation, from 0. A refusal with "field" also
+carries google.rpc.BadRequest. Where waiting helps there is a google.rpc.RetryInfo, and clients wait that long, plus jitter,
 before they repeat the call. The gRPC code says what to do:
 
 INVALID_ARGUMENT fix the request; NOT_FOUND stop; ALREADY_EXISTS use the existing one; FAILED_PRECONDITION change

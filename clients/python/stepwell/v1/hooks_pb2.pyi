@@ -31,15 +31,15 @@ class _HookStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_HookStatus
     HOOK_STATUS_UNSPECIFIED: _HookStatus.ValueType  # 0
     """Never sent."""
     HOOK_STATUS_PENDING: _HookStatus.ValueType  # 1
-    """It waits: for its time, for a retry, or for somebody to take it."""
+    """It waits: for its time, for a retry, or for a worker that takes it."""
     HOOK_STATUS_PROCESSING: _HookStatus.ValueType  # 2
-    """Somebody executes it."""
+    """A worker executes it."""
     HOOK_STATUS_COMPLETED: _HookStatus.ValueType  # 3
     """Ended: the handler returned."""
     HOOK_STATUS_FAILED: _HookStatus.ValueType  # 4
     """Ended: its attempts are used up, or the handler said that trying again is pointless."""
     HOOK_STATUS_CANCELLED: _HookStatus.ValueType  # 5
-    """Ended: somebody cancelled it."""
+    """Ended: a caller cancelled it."""
 
 class HookStatus(_HookStatus, metaclass=_HookStatusEnumTypeWrapper):
     """HookStatus is where a hook stands."""
@@ -47,15 +47,15 @@ class HookStatus(_HookStatus, metaclass=_HookStatusEnumTypeWrapper):
 HOOK_STATUS_UNSPECIFIED: HookStatus.ValueType  # 0
 """Never sent."""
 HOOK_STATUS_PENDING: HookStatus.ValueType  # 1
-"""It waits: for its time, for a retry, or for somebody to take it."""
+"""It waits: for its time, for a retry, or for a worker that takes it."""
 HOOK_STATUS_PROCESSING: HookStatus.ValueType  # 2
-"""Somebody executes it."""
+"""A worker executes it."""
 HOOK_STATUS_COMPLETED: HookStatus.ValueType  # 3
 """Ended: the handler returned."""
 HOOK_STATUS_FAILED: HookStatus.ValueType  # 4
 """Ended: its attempts are used up, or the handler said that trying again is pointless."""
 HOOK_STATUS_CANCELLED: HookStatus.ValueType  # 5
-"""Ended: somebody cancelled it."""
+"""Ended: a caller cancelled it."""
 Global___HookStatus: _TypeAlias = HookStatus  # noqa: Y015
 
 @_typing.final
@@ -126,7 +126,7 @@ class TriggerHooksItem(_message.Message):
     """
     hook_id: _builtins.str
     """Id of the hook, unique in its namespace: 1 to 100 letters, digits, "-" or "_", not beginning with "-" (INVALID_HOOK_ID).
-    One that exists: HOOK_ID_ALREADY_EXISTS, whatever became of it. Empty: the server makes a random one.
+    An id that exists: HOOK_ID_ALREADY_EXISTS, however that hook ended. Empty: the server makes a random one.
     """
     request_id: _builtins.str
     """Makes this item safe to repeat for at least 24 hours: the same id with the same body gives the same hook, with another
@@ -134,7 +134,7 @@ class TriggerHooksItem(_message.Message):
     """
     @_builtins.property
     def payload(self) -> _common_pb2.Payload:
-        """What the handler gets. Unset, or without a body: the empty JSON object."""
+        """Data for the handler. Unset, or without a body: the empty JSON object."""
 
     @_builtins.property
     def process_at(self) -> _timestamp_pb2.Timestamp:
@@ -682,7 +682,7 @@ class Hook(_message.Message):
     """The same in every execution, and no other hook's: for the receiver to recognise a repetition by."""
     @_builtins.property
     def payload(self) -> _common_pb2.Payload:
-        """What the handler gets. Unset where a call says that it leaves it out."""
+        """Data for the handler. Unset where a call says that it leaves it out."""
 
     @_builtins.property
     def retry(self) -> _common_pb2.RetryPolicy:
@@ -690,7 +690,7 @@ class Hook(_message.Message):
 
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
-        """What the last execution failed with. Unset: none has, or the last one did not."""
+        """Failure of the last execution. Unset: there was none, or it did not fail."""
 
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:
@@ -800,7 +800,7 @@ class EngineEvent(_message.Message):
     RUN_AT_FIELD_NUMBER: _builtins.int
     FAILURE_FIELD_NUMBER: _builtins.int
     event: _builtins.str
-    """What happened: the name of the hook. "workflow.enqueued" (an instance became runnable, or will at the hook's process_at),
+    """Change that happened: the name of the hook. "workflow.enqueued" (an instance became runnable, or will at the hook's process_at),
     "workflow.completed", "workflow.errored" or "workflow.terminated".
     """
     namespace: _builtins.str

@@ -27,10 +27,10 @@ if _version_not_supported:
 
 class HookServiceStub:
     """HookService stores hooks and shows what became of them. A hook goes to a worker that hosts a handler of its name
-    (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
+    (WorkerService), or to the webhook that is the target of its name; where both are there, to the first that takes it. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    A hook whose name was never registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
     hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
@@ -89,10 +89,10 @@ class HookServiceStub:
 
 class HookServiceServicer:
     """HookService stores hooks and shows what became of them. A hook goes to a worker that hosts a handler of its name
-    (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
+    (WorkerService), or to the webhook that is the target of its name; where both are there, to the first that takes it. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    A hook whose name was never registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
     hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
@@ -125,7 +125,7 @@ class HookServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def RetryHook(self, request, context):
-        """RetryHook makes a hook due at once. One that failed or was cancelled begins anew, with all its attempts; one that waits for a
+        """RetryHook makes a hook due at once. A failed or cancelled hook begins anew, with all its attempts; a hook that waits for a
         time or a retry no longer does; one that is executing is left alone. Errors: HOOK_NOT_FOUND, HOOK_COMPLETED.
         Idempotent with request_id.
         """
@@ -219,10 +219,10 @@ def add_HookServiceServicer_to_server(servicer, server):
  # This class is part of an EXPERIMENTAL API.
 class HookService:
     """HookService stores hooks and shows what became of them. A hook goes to a worker that hosts a handler of its name
-    (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
+    (WorkerService), or to the webhook that is the target of its name; where both are there, to the first that takes it. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    A hook whose name was never registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
     hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of

@@ -28,10 +28,10 @@ GRPC_VERSION: str
 
 class HookServiceStub:
     """HookService stores hooks and shows what became of them. A hook goes to a worker that hosts a handler of its name
-    (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
+    (WorkerService), or to the webhook that is the target of its name; where both are there, to the first that takes it. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    A hook whose name was never registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
     hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
@@ -55,7 +55,7 @@ class HookServiceStub:
     Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
     """
     RetryHook: _grpc.UnaryUnaryMultiCallable[_hooks_pb2.RetryHookRequest, _hooks_pb2.RetryHookResponse]
-    """RetryHook makes a hook due at once. One that failed or was cancelled begins anew, with all its attempts; one that waits for a
+    """RetryHook makes a hook due at once. A failed or cancelled hook begins anew, with all its attempts; a hook that waits for a
     time or a retry no longer does; one that is executing is left alone. Errors: HOOK_NOT_FOUND, HOOK_COMPLETED.
     Idempotent with request_id.
     """
@@ -80,10 +80,10 @@ class HookServiceStub:
 @_typing.type_check_only
 class HookServiceAsyncStub(HookServiceStub):
     """HookService stores hooks and shows what became of them. A hook goes to a worker that hosts a handler of its name
-    (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
+    (WorkerService), or to the webhook that is the target of its name; where both are there, to the first that takes it. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    A hook whose name was never registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
     hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
@@ -104,7 +104,7 @@ class HookServiceAsyncStub(HookServiceStub):
     Errors: PAGE_TOKEN_INVALID, PAGE_SIZE_INVALID. Idempotent.
     """
     RetryHook: _aio.UnaryUnaryMultiCallable[_hooks_pb2.RetryHookRequest, _hooks_pb2.RetryHookResponse]  # type: ignore[assignment]
-    """RetryHook makes a hook due at once. One that failed or was cancelled begins anew, with all its attempts; one that waits for a
+    """RetryHook makes a hook due at once. A failed or cancelled hook begins anew, with all its attempts; a hook that waits for a
     time or a retry no longer does; one that is executing is left alone. Errors: HOOK_NOT_FOUND, HOOK_COMPLETED.
     Idempotent with request_id.
     """
@@ -128,10 +128,10 @@ class HookServiceAsyncStub(HookServiceStub):
 
 class HookServiceServicer(metaclass=_abc_1.ABCMeta):
     """HookService stores hooks and shows what became of them. A hook goes to a worker that hosts a handler of its name
-    (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
+    (WorkerService), or to the webhook that is the target of its name; where both are there, to the first that takes it. It is
     delivered at least once, every time with the same idempotency key.
 
-    A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+    A hook whose name was never registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
     hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
 
     The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
@@ -174,7 +174,7 @@ class HookServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _hooks_pb2.RetryHookRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_hooks_pb2.RetryHookResponse, _abc.Awaitable[_hooks_pb2.RetryHookResponse]]:
-        """RetryHook makes a hook due at once. One that failed or was cancelled begins anew, with all its attempts; one that waits for a
+        """RetryHook makes a hook due at once. A failed or cancelled hook begins anew, with all its attempts; a hook that waits for a
         time or a retry no longer does; one that is executing is left alone. Errors: HOOK_NOT_FOUND, HOOK_COMPLETED.
         Idempotent with request_id.
         """

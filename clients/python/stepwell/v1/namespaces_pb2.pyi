@@ -35,7 +35,7 @@ class CreateNamespaceRequest(_message.Message):
     name: _builtins.str
     """Name: 1 to 64 letters, digits, "-" or "_", not beginning with "-" (INVALID_NAMESPACE). It cannot be changed later."""
     description: _builtins.str
-    """What it is for, for people. At most 1,024 characters."""
+    """Purpose of the namespace, for people. At most 1,024 characters."""
     request_id: _builtins.str
     """Makes the call safe to repeat for 24 hours: the same id with the same body gives the same answer, with another
     body IDEMPOTENCY_KEY_REUSED. At most 36 printable ASCII characters; a UUID is a good choice. Optional.
@@ -232,7 +232,7 @@ class Namespace(_message.Message):
     name: _builtins.str
     """Name, unique on the server."""
     description: _builtins.str
-    """What it is for, for people."""
+    """Purpose of the namespace, for people."""
     @_builtins.property
     def retention(self) -> Global___Retention:
         """How long ended work is kept."""

@@ -65,7 +65,7 @@ class Operation(_message.Message):
     TRIGGER_HOOK_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def create_instance(self) -> _workflows_pb2.CreateInstancesItem:
-        """Create an instance of a workflow. One that exists: INSTANCE_ID_ALREADY_EXISTS."""
+        """Create an instance of a workflow. An id that exists: INSTANCE_ID_ALREADY_EXISTS."""
 
     @_builtins.property
     def send_event(self) -> _workflows_pb2.SendEventsItem:

@@ -178,7 +178,7 @@ class RegisterHandlersRequest(_message.Message):
     HELLO_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___Hello:
-        """Who calls and what it can handle. "held" is ignored."""
+        """The worker that calls, and its handlers. "held" is ignored."""
 
     def __init__(
         self,
@@ -276,7 +276,7 @@ class ClaimTasksResponse(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerFrame]:
-        """What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
+        """The frames that a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
         the message comes with "more" set, perhaps without steps and params: CommitTask with NeedState brings them, a page at a time.
         Hooks that do not fit are not leased: the next call gets them.
         """
@@ -421,7 +421,7 @@ class CommitTaskResponse(_message.Message):
     FRAMES_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def frames(self) -> _containers.RepeatedCompositeFieldContainer[Global___ServerFrame]:
-        """What a stream would have got: Ack for each frame, and Resolved where a wait is over."""
+        """The frames that a stream would have got: Ack for each frame, and Resolved where a wait is over."""
 
     def __init__(
         self,
@@ -521,7 +521,7 @@ class Worker(_message.Message):
 
     @_builtins.property
     def handlers(self) -> _containers.RepeatedCompositeFieldContainer[Global___HandlerRef]:
-        """What it hosts."""
+        """Handlers that it hosts."""
 
     @_builtins.property
     def tasks(self) -> _containers.RepeatedCompositeFieldContainer[Global___RunningTask]:
@@ -556,7 +556,7 @@ class RunningTask(_message.Message):
     KEY_FIELD_NUMBER: _builtins.int
     CLAIMED_AT_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """What it is about: for a workflow the instance id."""
+    """Thing to advance: for a workflow the instance id."""
     @_builtins.property
     def handler(self) -> Global___HandlerRef:
         """Handler that executes it."""
@@ -825,7 +825,7 @@ class Hello(_message.Message):
     """Namespace to work in. Default "default"."""
     @_builtins.property
     def handlers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Handler]:
-        """What the worker can handle. The same kind and name twice: DUPLICATE_HANDLER. At most 1,000."""
+        """Handlers of the worker. The same kind and name twice: DUPLICATE_HANDLER. At most 1,000."""
 
     @_builtins.property
     def held(self) -> _containers.RepeatedCompositeFieldContainer[Global___HeldTask]:
@@ -898,7 +898,7 @@ class WorkflowDefinition(_message.Message):
 
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     description: _builtins.str
-    """What it does, for people. At most 1,024 characters."""
+    """Purpose of the handler, for people. At most 1,024 characters."""
     def __init__(
         self,
         *,
@@ -920,7 +920,7 @@ class HookDefinition(_message.Message):
 
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     description: _builtins.str
-    """What it does, for people. At most 1,024 characters."""
+    """Purpose of the handler, for people. At most 1,024 characters."""
     def __init__(
         self,
         *,
@@ -1124,7 +1124,7 @@ class StepDone(_message.Message):
     """
     @_builtins.property
     def result(self) -> _common_pb2.Payload:
-        """What it returned. Unset: nothing."""
+        """Result of the body. Unset: nothing."""
 
     @_builtins.property
     def policy(self) -> Global___StepPolicy:
@@ -1164,7 +1164,7 @@ class StepFailed(_message.Message):
     """Which execution failed, from 1."""
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
-        """What went wrong. "non_retryable" ends the step at once."""
+        """Failure of the body. "non_retryable" ends the step at once."""
 
     @_builtins.property
     def policy(self) -> Global___StepPolicy:
@@ -1497,7 +1497,7 @@ class Welcome(_message.Message):
 
     @_builtins.property
     def limits(self) -> _server_pb2.Limits:
-        """What the server accepts; check before sending."""
+        """Limits of the server; check before sending."""
 
     @_builtins.property
     def lease(self) -> _duration_pb2.Duration:
@@ -1583,7 +1583,7 @@ class Task(_message.Message):
     WORKFLOW_FIELD_NUMBER: _builtins.int
     HOOK_FIELD_NUMBER: _builtins.int
     key: _builtins.str
-    """What it is about: for a workflow the instance id, for a hook its id."""
+    """Thing to advance: for a workflow the instance id, for a hook its id."""
     reason: Global___TaskReason.ValueType
     """Why it is due."""
     @_builtins.property
@@ -1711,7 +1711,7 @@ class HookInput(_message.Message):
     """The same in every execution, and no other hook's."""
     @_builtins.property
     def payload(self) -> _common_pb2.Payload:
-        """What was triggered."""
+        """Payload that the hook was triggered with."""
 
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:
@@ -1812,7 +1812,7 @@ class StepState(_message.Message):
     name: _builtins.str
     """Name of the step."""
     type: _workflows_pb2.StepType.ValueType
-    """What kind of step it is."""
+    """Kind of step."""
     status: _workflows_pb2.StepStatus.ValueType
     """Where it stands. PENDING, and only that: execute its body, as execution number "attempts" + 1. WAITING: the server will say
     when. RUNNING is never sent here.
@@ -1827,11 +1827,11 @@ class StepState(_message.Message):
     """
     @_builtins.property
     def result(self) -> _common_pb2.Payload:
-        """What it returned: the body's result, or the payload of the event."""
+        """Result of the body, or the payload of the event."""
 
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
-        """What it failed with, for good or last time."""
+        """Failure of the step, or of its last execution."""
 
     @_builtins.property
     def wake_at(self) -> _timestamp_pb2.Timestamp:
@@ -1962,7 +1962,7 @@ Global___Resolved: _TypeAlias = Resolved  # noqa: Y015
 
 @_typing.final
 class Cancel(_message.Message):
-    """Cancel says to stop executing, and to report nothing more of it. What becomes of the step follows in Resolved."""
+    """Cancel says to stop executing, and to report nothing more of it. The outcome of the step follows in Resolved."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

@@ -31,7 +31,7 @@ class WorkerServiceStub:
     from then on gets tasks and reports on them. Everything can also be done by unary calls, one exchange each.
 
     Holding work. A task is leased to one session at a time. The lease is known by (session_id, task_id, fence): every claim
-    issues a new fence, numbers are never used twice. Whoever presents an old fence is told so (Stale, or LEASE_LOST) and must
+    issues a new fence, numbers are never used twice. A worker that presents an old fence is told so (Stale, or LEASE_LOST) and must
     drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and what shows that the worker holds the task
     renews it: a Heartbeat that names it, a numbered frame about it, a Hello that lists it. A worker stops a task by itself when its
     last renewal that was answered was sent lease - min(lease / 3, heartbeat_interval / 2) ago.
@@ -109,7 +109,7 @@ class WorkerServiceAsyncStub(WorkerServiceStub):
     from then on gets tasks and reports on them. Everything can also be done by unary calls, one exchange each.
 
     Holding work. A task is leased to one session at a time. The lease is known by (session_id, task_id, fence): every claim
-    issues a new fence, numbers are never used twice. Whoever presents an old fence is told so (Stale, or LEASE_LOST) and must
+    issues a new fence, numbers are never used twice. A worker that presents an old fence is told so (Stale, or LEASE_LOST) and must
     drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and what shows that the worker holds the task
     renews it: a Heartbeat that names it, a numbered frame about it, a Hello that lists it. A worker stops a task by itself when its
     last renewal that was answered was sent lease - min(lease / 3, heartbeat_interval / 2) ago.
@@ -183,7 +183,7 @@ class WorkerServiceServicer(metaclass=_abc_1.ABCMeta):
     from then on gets tasks and reports on them. Everything can also be done by unary calls, one exchange each.
 
     Holding work. A task is leased to one session at a time. The lease is known by (session_id, task_id, fence): every claim
-    issues a new fence, numbers are never used twice. Whoever presents an old fence is told so (Stale, or LEASE_LOST) and must
+    issues a new fence, numbers are never used twice. A worker that presents an old fence is told so (Stale, or LEASE_LOST) and must
     drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and what shows that the worker holds the task
     renews it: a Heartbeat that names it, a numbered frame about it, a Hello that lists it. A worker stops a task by itself when its
     last renewal that was answered was sent lease - min(lease / 3, heartbeat_interval / 2) ago.

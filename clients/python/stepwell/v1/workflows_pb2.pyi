@@ -46,7 +46,7 @@ class _InstanceStatusEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Instan
     INSTANCE_STATUS_ERRORED: _InstanceStatus.ValueType  # 7
     """Ended: the workflow failed."""
     INSTANCE_STATUS_TERMINATED: _InstanceStatus.ValueType  # 8
-    """Ended: somebody terminated it."""
+    """Ended: a caller terminated it."""
 
 class InstanceStatus(_InstanceStatus, metaclass=_InstanceStatusEnumTypeWrapper):
     """InstanceStatus is where an instance stands."""
@@ -68,7 +68,7 @@ INSTANCE_STATUS_COMPLETE: InstanceStatus.ValueType  # 6
 INSTANCE_STATUS_ERRORED: InstanceStatus.ValueType  # 7
 """Ended: the workflow failed."""
 INSTANCE_STATUS_TERMINATED: InstanceStatus.ValueType  # 8
-"""Ended: somebody terminated it."""
+"""Ended: a caller terminated it."""
 Global___InstanceStatus: _TypeAlias = InstanceStatus  # noqa: Y015
 
 class _StepType:
@@ -341,7 +341,7 @@ class CreateInstanceRequest(_message.Message):
     """
     @_builtins.property
     def params(self) -> _common_pb2.Payload:
-        """What the workflow's code gets as its event's payload. Unset, or without a body: the empty JSON object."""
+        """Payload of the event that the workflow's code gets. Unset, or without a body: the empty JSON object."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -415,7 +415,7 @@ class CreateInstancesRequest(_message.Message):
     namespace: _builtins.str
     """Namespace of the instances. Default "default"."""
     on_existing: Global___OnExisting.ValueType
-    """What to do with ids that exist. Default ON_EXISTING_ERROR."""
+    """Action for ids that exist. Default ON_EXISTING_ERROR."""
     @_builtins.property
     def items(self) -> _containers.RepeatedCompositeFieldContainer[Global___CreateInstancesItem]:
         """The instances; at most 100 (BATCH_TOO_LARGE). None: nothing is done. An id that occurs twice: the first
@@ -1042,7 +1042,7 @@ class SendEventRequest(_message.Message):
     """Makes the call safe to repeat for 24 hours, as in CreateInstanceRequest. Optional."""
     @_builtins.property
     def payload(self) -> _common_pb2.Payload:
-        """What the waiting step gets. Unset: no payload."""
+        """Payload for the waiting step. Unset: no payload."""
 
     @_builtins.property
     def trace(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -1399,11 +1399,11 @@ class WatchInstancesRequest(_message.Message):
     DROP_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def add(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchTarget]:
-        """Instances to follow from now on, at most 1,000 in one message. One that is followed already is sent again."""
+        """Instances to follow from now on, at most 1,000 in one message. An instance that is followed already is sent again."""
 
     @_builtins.property
     def drop(self) -> _containers.RepeatedCompositeFieldContainer[Global___WatchTarget]:
-        """Instances to follow no longer, at most 1,000 in one message. One that is not followed is ignored."""
+        """Instances to follow no longer, at most 1,000 in one message. An instance that is not followed is ignored."""
 
     def __init__(
         self,
@@ -1582,7 +1582,7 @@ class Workflow(_message.Message):
     name: _builtins.str
     """Name, unique in its namespace."""
     description: _builtins.str
-    """What it does, for people, as the newest registration says."""
+    """Purpose of the workflow, for people, as the newest registration says."""
     worker_count: _builtins.int
     """Workers that are connected now and host it."""
     @_builtins.property
@@ -1685,11 +1685,11 @@ class Instance(_message.Message):
 
     @_builtins.property
     def output(self) -> _common_pb2.Payload:
-        """What the workflow returned; set if status is COMPLETE. Not in INSTANCE_VIEW_BASIC."""
+        """Result of the workflow; set if status is COMPLETE. Not in INSTANCE_VIEW_BASIC."""
 
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
-        """What went wrong; set if status is ERRORED."""
+        """Failure of the workflow; set if status is ERRORED."""
 
     @_builtins.property
     def labels(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]:
@@ -1801,7 +1801,7 @@ class Step(_message.Message):
     name: _builtins.str
     """Name, unique per run. At most 256 characters, kept as it is."""
     type: Global___StepType.ValueType
-    """What kind of step it is."""
+    """Kind of step."""
     status: Global___StepStatus.ValueType
     """Where it stands."""
     attempts: _builtins.int
@@ -1824,11 +1824,11 @@ class Step(_message.Message):
 
     @_builtins.property
     def result(self) -> _common_pb2.Payload:
-        """What it returned: the body's result, or the payload of the event."""
+        """Result of the body, or the payload of the event."""
 
     @_builtins.property
     def failure(self) -> _common_pb2.Failure:
-        """What its last failed execution said."""
+        """Failure of its last failed execution."""
 
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:
@@ -1906,7 +1906,7 @@ class Event(_message.Message):
     """Name of the step that took it."""
     @_builtins.property
     def payload(self) -> _common_pb2.Payload:
-        """What was sent."""
+        """Data that was sent."""
 
     @_builtins.property
     def created_at(self) -> _timestamp_pb2.Timestamp:

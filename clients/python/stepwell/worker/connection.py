@@ -69,7 +69,7 @@ class Connection:
                 if failure is not None or self._is_drained:
                     await asyncio.sleep(self._reconnects.next_pause())
         except Exception:
-            self._held.drop_everything()  # nobody renews its leases any more
+            self._held.drop_everything()  # its leases are not renewed any more
             raise
         finally:
             if self._timer is not None:
@@ -197,7 +197,7 @@ class Connection:
 
 
 def _is_cancelled() -> bool:
-    """Whether somebody wants the task that asks to end, rather than what it waits for."""
+    """Whether the task that asks is itself to end, rather than something that it waits for."""
     task = asyncio.current_task()
     return task is not None and task.cancelling() > 0
 

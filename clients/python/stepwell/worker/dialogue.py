@@ -1,4 +1,4 @@
-"""What a worker and the server say to each other about what is held. No network here either.
+"""The dialogue of a worker and the server about held work. No network here either.
 
 A connection feeds `receive` with what the server says and sends what `take_frames` gives. Between two connections
 frames are not kept: those that matter are unacknowledged, and `welcomed` sends them again.
@@ -32,8 +32,8 @@ class Dialogue:
     def welcomed(self, welcome: pb.Welcome) -> bool:
         """A stream is open: drop what is lost, send again what was not acknowledged, grant credit.
 
-        False: the server believes that the worker holds what it has given up since its Hello. Another one must say so,
-        or that would be nobody's until its lease is over.
+        False: the server believes that the worker holds tasks that it has given up since its Hello. Another Hello must
+        say so, or no worker could take them until their leases are over.
         """
         held = self.held
         terms = terms_of(welcome, self._greeted_at)
@@ -68,7 +68,7 @@ class Dialogue:
         return frames
 
     def written(self) -> None:
-        """What was taken last is on its way: begin what it acknowledges.
+        """Note that the frames taken last are on their way: begin the bodies that they acknowledge.
 
         Not earlier: the first bodies begin before any frame names them, and if one of them kills the process, all that
         the server has to count it by is that the task had arrived.

@@ -18,7 +18,7 @@ from stepwell.worker.threads import Pool
 async def outcome_of(function: Callable[[], Awaitable[Any]]) -> Outcome:
     """Await a user's function, whatever it raises: a SystemExit of its task would end the worker.
 
-    What is left through is not the function's own: a cancellation, and Ctrl-C.
+    A cancellation and Ctrl-C pass: they are not the function's own.
     """
     try:
         return Outcome(await function())
@@ -34,7 +34,7 @@ def ended_with(task: asyncio.Task[Outcome]) -> Outcome:
 
 
 class Surroundings(Protocol):
-    """What an execution needs around it."""
+    """The surroundings of an execution."""
 
     @property
     def clock(self) -> Clock:
@@ -45,7 +45,7 @@ class Surroundings(Protocol):
         """Where bodies run that are not async."""
 
     def leave(self, task: asyncio.Task[Any]) -> None:
-        """Nobody wants the task's outcome any more: tell it to end, and see whether it does when the worker closes."""
+        """Forsake a task: tell it to end, and see whether it does when the worker closes."""
 
 
 Ended: TypeAlias = Callable[[Outcome], None]

@@ -27,12 +27,23 @@ from stepwell.workflows.steps import WorkflowStep
 class WorkflowFunction:
     """One execution of a workflow's program."""
 
-    __slots__ = ("_client", "_family", "_loop", "_task", "_was_warned_of", "definition", "identity", "key")
+    __slots__ = (
+        "_client",
+        "_family",
+        "_loop",
+        "_task",
+        "_was_warned_of",
+        "definition",
+        "identity",
+        "input_bytes",
+        "key",
+    )
 
     def __init__(self, definition: WorkflowDefinition[Any, Any], client: WorkflowCaller | None, key: str) -> None:
         self.definition = definition
         self.key = key
         self.identity: tuple[str | int, ...] = ()  # of the run, unlike any other there ever was
+        self.input_bytes = 0
         self._loop = asyncio.get_running_loop()
         self._task: asyncio.Task[Outcome] | None = None
         self._family: object = None
@@ -46,7 +57,7 @@ class WorkflowFunction:
 
     @property
     def about(self) -> dict[str, str]:
-        """What log lines about the run say."""
+        """The fields of log lines about the run."""
         return {"workflow": self.definition.name, "instance_id": self.key}
 
     def begin(self, task: pb.WorkflowInput, step: WorkflowStep, ended: Ended) -> None:
@@ -56,6 +67,7 @@ class WorkflowFunction:
         """
         namespace = "" if self._client is None else self._client.namespace
         created_at = task.created_at.ToNanoseconds()  # an id can be used again when its instance is forgotten
+        self.input_bytes = task.params.ByteSize()
         self.identity = (namespace, self.definition.name, self.key, created_at, task.run_number)
         context = copy_context()
         self._family = strays.found_family(context)

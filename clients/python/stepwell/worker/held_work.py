@@ -1,4 +1,4 @@
-"""What a worker holds: leases with the work under them, and suspended runs. It is the host of all of it."""
+"""Held work of a worker: leases with the work under them, and suspended runs. It is the host of all of it."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class HeldWork:
         self.leases = Leases(clock, capacity.max_tasks)
         self.outbox = Outbox()
         self._app = app
-        self._cache = Cache(capacity.cache)
+        self._cache = Cache(capacity.cache, capacity.cache_bytes)
         self._left: WeakSet[asyncio.Task[Any]] = WeakSet()
 
     # For the work, as its host.
@@ -61,8 +61,9 @@ class HeldWork:
         lease = self.leases.of(work.task_id)
         if lease is not None and lease.work is work:
             self.remove(lease)
-        if work.remembered_as is not None:
-            self._cache.keep(work.remembered_as, work)
+        memory = work.remembered_as
+        if memory is not None:
+            self._cache.keep(memory, work)
 
     def leave(self, task: asyncio.Task[Any]) -> None:
         """Tell a task to end whose outcome is not wanted any more; closing waits for it."""
@@ -138,7 +139,7 @@ class HeldWork:
         self._cache.clear()
 
     async def close(self) -> None:
-        """Drop everything, and see the functions end. One that does not must not keep the process from ending."""
+        """Drop everything, and see the functions end. A function that does not end must not keep the process alive."""
         self.drop_everything()
         if asyncio.all_tasks() & set(self._left):
             await asyncio.wait(asyncio.all_tasks() & set(self._left), timeout=_SECONDS_TO_END)

@@ -1,11 +1,11 @@
-"""What a worker and its work need of each other: the work under a lease, and the worker around it."""
+"""The contract of a worker and its work: the work under a lease, and the worker around it."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from enum import Enum, auto
-from typing import Any, ClassVar, Protocol, TypeAlias
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from stepwell.kinds import Kind
 from stepwell.v1 import workers_pb2 as pb
@@ -19,6 +19,13 @@ MemoryKey: TypeAlias = tuple[Kind, str, str]
 """Kind and name of a handler, and the key of a task."""
 
 
+class Memory(NamedTuple):
+    """The key under which suspended work is remembered, and about how many bytes of users' data it keeps."""
+
+    key: MemoryKey
+    bytes: int
+
+
 class Phase(Enum):
     """Where a run stands between the worker and the server."""
 
@@ -30,7 +37,7 @@ class Phase(Enum):
 
 
 class Work(ABC):
-    """What a worker does under a lease: a run, or a job. What has no steps hears nothing of them."""
+    """Work under a lease: a run, or a job. Work without steps hears nothing of steps."""
 
     has_state: ClassVar[bool] = False
     """Whether a Task may leave out what the server keeps of it. Otherwise all there is comes with the Task."""
@@ -50,8 +57,8 @@ class Work(ABC):
         """Whether a worker that leaves would interrupt nothing."""
 
     @property
-    def remembered_as(self) -> MemoryKey | None:
-        """Handler and key of work that is no longer held and can go on from memory."""
+    def remembered_as(self) -> Memory | None:
+        """The key of work that is no longer held and can go on from memory. None: it cannot."""
         return None
 
     @abstractmethod

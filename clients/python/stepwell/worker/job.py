@@ -28,7 +28,7 @@ class JobDefinition(Definition, Protocol):
         """One call of the handler, as its task asks for it."""
 
     def outcome_of(self, error: BaseException | None) -> pb.Outcome:
-        """What is reported when the handler has ended, with an error or without."""
+        """The report about a handler that has ended, with an error or without."""
 
 
 class Job(Work):

@@ -59,7 +59,7 @@ class Lease:
         return self._renewed_at if self.work is None else max(self._renewed_at, self.work.renewed_at)
 
     def renew(self, at: float) -> None:
-        """What was sent then has renewed the lease."""
+        """Note that a message sent then has renewed the lease."""
         self._renewed_at = max(self._renewed_at, at)
 
     def arrived(self, task: pb.Task) -> None:

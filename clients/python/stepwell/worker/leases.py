@@ -9,13 +9,17 @@ from stepwell.clocks import Clock
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.worker.lease import Lease
 
+CACHE = 5000
+CACHE_BYTES = 64 * 1024 * 1024
+
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """How much a worker takes: tasks at a time, and suspended runs to remember."""
+    """How much a worker takes: tasks at a time, and suspended runs to remember, with bytes of inputs and results."""
 
     max_tasks: int = 500
-    cache: int = 1000
+    cache: int = CACHE
+    cache_bytes: int = CACHE_BYTES
 
 
 class Leases:

@@ -1,4 +1,4 @@
-"""What goes out with the next message of a stream: frames, and the arrivals of tasks."""
+"""The next message of a stream: frames, and the arrivals of tasks."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class Outbox:
         return frames
 
     def written(self) -> list[Lease]:
-        """What was taken last is on its way; the leases that it acknowledges."""
+        """Note that the frames taken last are on their way. Returns the leases that they acknowledge."""
         acking, self._acking = self._acking, []
         return acking
 

@@ -20,7 +20,7 @@ class Report:
 
 
 class Reports:
-    """What one run has to say under one fence, numbered from 1 without gaps."""
+    """The frames of one run under one fence, numbered from 1 without gaps."""
 
     __slots__ = ("_ready", "_task_id", "_unacked", "fence", "number")
 
@@ -32,7 +32,7 @@ class Reports:
         self._unacked: dict[int, Report] = {}
 
     def restart(self, task_id: int, fence: int, number: int) -> None:
-        """Count on from `number`, 0 for a new lease. What was not sent yet is sent under it."""
+        """Count on from `number`, 0 for a new lease. Frames that were not sent yet are sent under it."""
         self._task_id, self.fence, self.number, self._unacked = task_id, fence, number, {}
 
     @property
@@ -79,13 +79,13 @@ class Reports:
         return self._unacked.pop(number, None)
 
     def defuse(self) -> None:
-        """Say nothing more, and let no answer set anything off. What was sent is kept: numbers have no gaps."""
+        """Say nothing more, and let no answer set anything off. Sent frames are kept: numbers have no gaps."""
         self._ready = []
         for report in self._unacked.values():
             report.error = report.begins = None
 
     def handed_over(self) -> Reports:
-        """What was sent and is to be answered, without setting anything off; nothing is left here."""
+        """Take all sent frames that are to be answered, without setting anything off."""
         taken = Reports()
         taken.restart(self._task_id, self.fence, self.number)
         taken._unacked = self._unacked

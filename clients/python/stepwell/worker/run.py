@@ -25,7 +25,7 @@ from stepwell.logs import WARNING, log
 from stepwell.v1 import workers_pb2 as pb
 from stepwell.v1.common_pb2 import Failure
 from stepwell.worker.function import WorkflowFunction, finish_of
-from stepwell.worker.host import Host, MemoryKey, Phase, StatefulWork, Work
+from stepwell.worker.host import Host, Memory, Phase, StatefulWork, Work
 from stepwell.worker.open_steps import OpenSteps
 from stepwell.worker.outgoing import Report, Reports
 from stepwell.worker.sending import Sender
@@ -70,11 +70,13 @@ class Run(StatefulWork):
         return self._standing.phase
 
     @property
-    def remembered_as(self) -> MemoryKey | None:
-        """Workflow and instance of a run that is suspended."""
+    def remembered_as(self) -> Memory | None:
+        """Workflow and instance of a run that is suspended, and about the bytes of its input and its results."""
         if self.phase is not Phase.RELEASED:
             return None
-        return self._function.definition.kind, self._function.definition.name, self._function.key
+        function = self._function
+        key = function.definition.kind, function.definition.name, function.key
+        return Memory(key, function.input_bytes + self._steps.records.bytes)
 
     @property
     def is_quiet(self) -> bool:
@@ -138,7 +140,7 @@ class Run(StatefulWork):
     def refused(self, number: int, reason: str, message: str) -> None:
         """A frame was refused although the SDK had checked it: the run ends with that as its failure.
 
-        What the function did since has no ground; executing it again would only lead to the same refusal.
+        Later work of the function has no ground; executing it again would only lead to the same refusal.
         """
         report = self._reports.answered(number)
         if report is None or self._standing.is_dropped:

@@ -1,4 +1,4 @@
-"""What a run sends when it has come to rest: what is ready, and with it that it ends, waits or yields."""
+"""Frames of a run that has come to rest: those that are ready, and the frame that ends, waits or yields."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ _YEAR = timedelta(days=365)
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """What a worker goes by between one Welcome and the next. The defaults are the server's own."""
+    """The terms of a worker between one Welcome and the next. The defaults are the server's own."""
 
     limits: Limits = field(default_factory=Limits)
     max_steps: float = math.inf

@@ -11,7 +11,7 @@ from stepwell.worker.host import Phase
 
 @dataclass(slots=True)
 class Standing:
-    """What the parts of a run know of the server, and of the run's end."""
+    """The standing of a run, for its parts: the server's terms, and the run's end."""
 
     phase: Phase = Phase.HELD
     revision: int = 0

@@ -96,7 +96,7 @@ class StepCall:
         return terms.max_attempts if said is None else said
 
     def is_retryable(self, error: BaseException) -> bool:
-        """What the author's own test says of an error."""
+        """Ask the author's own test about an error."""
         if self.options is None or self.options.retry is None or isinstance(error, _NOT_THE_AUTHORS):
             return True
         return self.options.retry.allows(error)

@@ -1,4 +1,4 @@
-"""What a workflow function asks of its run, through its WorkflowStep."""
+"""The calls of a workflow function to its run, through its WorkflowStep."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run knows of its steps: those that are done, and those that the server keeps for later."""
+"""The steps of a run: those that are done, and those that the server keeps for later."""
 
 from __future__ import annotations
 
@@ -21,20 +21,22 @@ _PROGRESS = {
 class StepRecords:
     """Steps by name, counted as the server counts them: sleeps not, cached ones once."""
 
-    __slots__ = ("_counted", "_states")
+    __slots__ = ("_counted", "_states", "bytes")
 
     def __init__(self) -> None:
+        self.bytes = 0  # about: what was known before of a step counts, too
         self._states: dict[str, pb.StepState] = {}
         self._counted: set[str] = set()
 
     def put(self, state: pb.StepState) -> None:
         """Take over what is known of a step from now on."""
         self._states[state.name] = state
+        self.bytes += state.ByteSize()
         if state.type != states.STEP_TYPE_SLEEP:
             self._counted.add(state.name)
 
     def get(self, name: str) -> pb.StepState | None:
-        """What is known of a step."""
+        """The known state of a step."""
         return self._states.get(name)
 
     def is_news(self, state: pb.StepState) -> bool:
@@ -55,7 +57,7 @@ class StepRecords:
         return 0 if known is None else known.attempts
 
     def recall(self, name: str, type: states.StepType.ValueType, max_steps: float) -> pb.StepState | None:
-        """What is known of a step that the function asks for; raises what is wrong with asking."""
+        """The known state of a step that the function asks for. Raises if the function may not ask for it."""
         known = self._states.get(name)
         if known is not None:
             if known.type != type:

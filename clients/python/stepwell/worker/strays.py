@@ -50,13 +50,13 @@ def _is_parked(task: Task) -> bool:
 
 
 def forsake(task: Task) -> None:
-    """Let nobody wait for a task that may never end, as `asyncio.run` would, nor complain when it is thrown away."""
+    """Keep `asyncio.run` from waiting for a task that may never end, and from complaining when it is thrown away."""
     asyncio.tasks._unregister_task(task)
     task._log_destroy_pending = False  # type: ignore[attr-defined]
 
 
 def throw_away(left: WeakSet[Task]) -> int:
-    """Forsake tasks that have not ended, and all that descend from them; how many of them nobody had forsaken before.
+    """Forsake tasks that have not ended, and all that descend from them; how many of them were not forsaken before.
 
     Parked ones are closed here, where all is still there that they may call. The others are kept for ever.
     """
@@ -90,7 +90,7 @@ def silence_once() -> None:
 
 
 class _Silence:
-    """What Python calls for so many times instead of its usual hook."""
+    """A hook that Python calls for so many times instead of its usual one."""
 
     def __init__(self, usual: Callable[[Any], None]) -> None:
         self.times = 0

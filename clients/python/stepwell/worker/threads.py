@@ -72,7 +72,7 @@ class ThreadPool:
                 self._is_waking = True
                 try:
                     self._loop.call_soon_threadsafe(self._deliver)
-                except RuntimeError:  # the loop is closed: nobody wants to know
+                except RuntimeError:  # the loop is closed: the result is not wanted
                     return
 
     def _deliver(self) -> None:

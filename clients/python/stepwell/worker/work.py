@@ -1,4 +1,4 @@
-"""What is done under a lease, by the kind of its handler: a new primitive is one more line."""
+"""Work under a lease, by the kind of its handler: a new primitive is one more line."""
 
 from __future__ import annotations
 

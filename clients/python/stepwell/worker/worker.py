@@ -8,6 +8,7 @@ import os
 import secrets
 import socket
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -21,7 +22,7 @@ from stepwell.version import __version__
 from stepwell.worker.connection import Connection
 from stepwell.worker.dialogue import Dialogue
 from stepwell.worker.held_work import HeldWork
-from stepwell.worker.leases import Capacity
+from stepwell.worker.leases import CACHE, CACHE_BYTES, Capacity
 from stepwell.worker.threads import ThreadPool
 from stepwell.workflows.definition import AnyWorkflow
 
@@ -36,7 +37,8 @@ class Worker:
     In the `with` block the worker is registered and takes tasks, at most `max_tasks` at a time. Leaving it, executing
     functions get `grace` to end; what then still executes goes to another worker. If the server would not have it any
     more, leaving raises why, unless the block has raised something itself. Functions that are not async run in
-    `threads` threads. Up to `cache` suspended runs stay in memory, so that they go on without a replay.
+    `threads` threads. Up to `cache` suspended runs stay in memory, so that they go on without a replay, as long as what
+    they keep of users' data is at most `cache_bytes`.
     """
 
     def __init__(
@@ -48,19 +50,20 @@ class Worker:
         hooks: Sequence[HookDefinition[Any]] = (),
         max_tasks: int = 500,
         threads: int = 32,
-        cache: int = 1000,
+        cache: int = CACHE,
+        cache_bytes: int = CACHE_BYTES,
         worker_id: str | None = None,
         grace: DurationLike = "10 seconds",
         connect_timeout: DurationLike = "30 seconds",
         clock: Clock | None = None,
     ) -> None:
         given = app or App()
-        self.app = App(workflows=[*given.workflows, *workflows], hooks=[*given.hooks, *hooks])
-        if max_tasks < 1 or threads < 1 or cache < 0:
-            raise ValueError("max_tasks and threads are at least 1, cache at least 0")
+        self.app = replace(given, workflows=[*given.workflows, *workflows], hooks=[*given.hooks, *hooks])
+        if max_tasks < 1 or threads < 1 or cache < 0 or cache_bytes < 0:
+            raise ValueError("max_tasks and threads are at least 1, cache and cache_bytes at least 0")
         self.worker_id = worker_id or f"{socket.gethostname()}-{os.getpid()}"
         self._client = client
-        self._capacity = Capacity(max_tasks, cache)
+        self._capacity = Capacity(max_tasks, cache, cache_bytes)
         self._threads = threads
         self._grace = to_seconds(grace)
         self._connect_timeout = to_seconds(connect_timeout)
@@ -163,7 +166,7 @@ class Worker:
         await self._held.close()
         self._pool.close()
         if not self._serving.cancelled():
-            self._serving.exception()  # which counts as seen: whoever waits for it, or leaves the block, is told
+            self._serving.exception()  # which counts as seen: a caller that waits for it, or leaves the block, is told
 
     def _hello(self) -> pb.Hello:
         return pb.Hello(

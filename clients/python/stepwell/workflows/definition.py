@@ -1,4 +1,4 @@
-"""What an author writes: workflows, as classes or as functions."""
+"""Definitions of workflows: classes or functions."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from functools import lru_cache
 from typing import Any, ClassVar, Generic, TypeAlias, TypeVar, get_args, get_origin, overload
 
 from stepwell.kinds import Kind
@@ -20,11 +21,12 @@ ChildP = TypeVar("ChildP")
 ChildR = TypeVar("ChildR")
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,63}")
+_REMEMBERED = 1000
 
 
 @dataclass(frozen=True, slots=True)
 class WorkflowEvent(Generic[P]):
-    """What a run begins with: the instance's parameters, and what identifies it."""
+    """The event that a run begins with: the instance's parameters, and its identity."""
 
     payload: P
     timestamp: datetime
@@ -77,7 +79,7 @@ class WorkflowDefinition(Generic[P, R]):
         return self.program(None)(event, step)
 
     def to_handler(self) -> pb.Handler:
-        """What Hello says of it."""
+        """Its part of Hello."""
         described = pb.WorkflowDefinition(description=self.description)
         return pb.Handler(kind=self.kind, name=self.name, workflow=described)
 
@@ -108,6 +110,12 @@ def definition_of(workflow: AnyWorkflow) -> WorkflowDefinition[Any, Any]:
         return workflow
     if not (isinstance(workflow, type) and issubclass(workflow, WorkflowEntrypoint)):
         raise TypeError(f"a workflow is a WorkflowEntrypoint class or made by @workflow(...), not {workflow!r}")
+    return _definition_of_class(workflow)  # type: ignore[arg-type]  # mypy does not see that classes have a hash
+
+
+@lru_cache(_REMEMBERED)
+def _definition_of_class(workflow: type[WorkflowEntrypoint[Any, Any]]) -> WorkflowDefinition[Any, Any]:
+    """Read once for each class: a client asks for it with every instance, and type hints take long to evaluate."""
     name = getattr(workflow, "name", None)
     if not isinstance(name, str):
         raise TypeError(f'give the workflow class {workflow.__name__} a name: name = "..."')

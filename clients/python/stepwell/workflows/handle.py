@@ -50,9 +50,9 @@ class WorkflowCaller(Caller, Protocol):
     """The client, as handles of workflows and instances see it."""
 
     def follow(
-        self, workflow: str, instance_id: str, *, steps: bool = False
+        self, workflow: str, instance_id: str, *, steps: bool = False, known_revision: int = 0
     ) -> AbstractContextManager[InstanceFollower]:
-        """Follow an instance inside a `with` block, beginning with its present state."""
+        """Follow an instance inside a `with` block, beginning with its present state, unless that one is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +89,7 @@ class Workflow(Generic[P, R]):
         result = await self.client.submit(create_all, item)
         if result.HasField("error"):
             raise refusal_of(result.error)
-        return self._instance(result.instance.instance_id)
+        return self._created(result.instance)
 
     async def create_batch(self, batch: Iterable[NewInstance[P] | Mapping[str, Any]]) -> list[Instance[R]]:
         """Start many instances. Ids that exist already are skipped, and left out of the answer.
@@ -103,11 +103,11 @@ class Workflow(Generic[P, R]):
         for result in results:
             if result.HasField("error"):
                 raise refusal_of(result.error)
-        return [self._instance(result.instance.instance_id) for result in results if result.HasField("instance")]
+        return [self._created(result.instance) for result in results if result.HasField("instance")]
 
     async def get(self, id: str) -> Instance[R]:
         """The instance of that id. CallFailed with INSTANCE_NOT_FOUND if there is none."""
-        instance = self._instance(checks.text("id", id))
+        instance: Instance[R] = Instance(self.client, self.name, checks.text("id", id), self.result_type)
         await instance.fetch(view=pb.INSTANCE_VIEW_BASIC)
         return instance
 
@@ -153,30 +153,35 @@ class Workflow(Generic[P, R]):
         ended = answer.instance if status_of(answer.instance).is_terminal else None
         return Instance(self.client, self.name, answer.instance.instance_id, self.result_type, ended)
 
-    def _instance(self, id: str) -> Instance[R]:
-        return Instance(self.client, self.name, id, self.result_type)
+    def _created(self, instance: pb.Instance) -> Instance[R]:
+        """An instance that was just stored. If it has ended since, its end is not known: the output is not here."""
+        known = None if status_of(instance).is_terminal else instance
+        return Instance(self.client, self.name, instance.instance_id, self.result_type, known)
 
 
 @dataclass(frozen=True, slots=True)
 class Instance(Generic[R]):
-    """One execution of a workflow, on the server: a handle that holds its id, and the end if `create` waited for it."""
+    """One execution of a workflow, on the server: a handle that holds its id, and what is known of it.
+
+    Known is how it was stored when it was created or, if `create` waited for it, how it ended.
+    """
 
     client: WorkflowCaller
     workflow: str
     id: str
     result_type: Any = None
-    _known_end: pb.Instance | None = field(default=None, repr=False, compare=False)
+    _known: pb.Instance | None = field(default=None, repr=False, compare=False)
 
     async def status(self) -> InstanceInfo[R]:
         """The instance as it is now."""
         return instance_info(await self.fetch(), self.result_type)
 
     async def result(self, timeout: DurationLike | None = None) -> R:  # noqa: ASYNC109 - also takes text
-        """What the current run returned, when it has ended.
+        """Wait for the current run to end, and return its output.
 
         WorkflowFailed if it errored, WorkflowTerminated if it was terminated, TimeoutError if it has not ended in time.
         """
-        instance = self._known_end or await self._ended(None if timeout is None else to_timedelta(timeout))
+        instance = await self._ended(None if timeout is None else to_timedelta(timeout))
         match status_of(instance):
             case InstanceStatus.ERRORED:
                 error = stored_failure(instance.failure)
@@ -209,7 +214,7 @@ class Instance(Generic[R]):
 
     async def restart(self, from_step: str | None = None) -> None:
         """Begin a new run; with `from_step`, keep the results of the steps before that one."""
-        object.__setattr__(self, "_known_end", None)
+        object.__setattr__(self, "_known", None)
         kept_from = checks.text("from_step", from_step or "")
         request = identified(pb.RestartInstanceRequest(**self._named(), from_step=kept_from))
         await self.client.call(self.client.stub(WorkflowServiceStub).RestartInstance, request)
@@ -248,8 +253,11 @@ class Instance(Generic[R]):
 
     async def _ended(self, longest: timedelta | None) -> pb.Instance:
         """The instance when its current run has ended. TimeoutError if that takes longer."""
-        instance: pb.Instance | None = None
-        with self.client.follow(self.workflow, self.id) as follower:
+        instance = self._known
+        if instance is not None and status_of(instance).is_terminal:
+            return instance
+        known_revision = 0 if instance is None else instance.revision
+        with self.client.follow(self.workflow, self.id, known_revision=known_revision) as follower:
             try:
                 async with asyncio.timeout(None if longest is None else longest.total_seconds()):
                     while instance is None or not status_of(instance).is_terminal:

@@ -1,4 +1,4 @@
-"""What a client is told of an instance: where it stands, and the steps and events of its history."""
+"""Views of instances for clients: the status, and the steps and events of the history."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class StepStatus(StrEnum):
 
 
 class StepType(StrEnum):
-    """What kind of step it is."""
+    """The kind of a step."""
 
     DO = "do"
     SLEEP = "sleep"

@@ -28,7 +28,7 @@ _EVENT_TYPE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 
 @dataclass(frozen=True, slots=True)
 class StepOptions:
-    """How a step's body is executed. What is None is left to the server's default policy."""
+    """How a step's body is executed. None leaves a field to the server's default policy."""
 
     retry: Retry | None = None
     timeout: timedelta | None = None
@@ -61,7 +61,7 @@ class Timers:
 
 
 class StepEngine(Protocol):
-    """What executes steps: the run that the workflow function belongs to."""
+    """The engine of steps: the run that the workflow function belongs to."""
 
     @property
     def timers(self) -> Timers:

@@ -1,4 +1,4 @@
-"""Who may call what: the table of methods, and the seam where a deployment puts its policy."""
+"""Access: the permission that each method needs, and the seam where a deployment puts its policy."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 
 class Category(StrEnum):
-    """What a method does, as far as permission goes. Roles are sets of these."""
+    """The effect of a method, as far as permission goes. Roles are sets of categories."""
 
     CREATE = "create"
     MANAGE = "manage"
@@ -24,7 +24,7 @@ class Category(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Caller:
-    """What is known of a caller before it is believed: its address and what it sent along."""
+    """A caller before it is authenticated: its address and its metadata."""
 
     peer: str
     metadata: Mapping[str, str | bytes]
@@ -32,7 +32,7 @@ class Caller:
 
 @dataclass(frozen=True, slots=True)
 class Principal:
-    """Somebody a policy has recognised. Limits, replies by request_id and audit lines go by the name."""
+    """A caller that a policy has recognised. Limits, replies by request_id and audit lines go by its name."""
 
     name: str
 
@@ -41,17 +41,17 @@ class Policy(Protocol):
     """Decides who a caller is and what it may do. Configured with --policy module:name."""
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Who this is, or raise `Unauthenticated`."""
+        """Return the principal of a caller, or raise `Unauthenticated`."""
 
     def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
         """Whether the principal may do this there; only True is a yes. An empty namespace means the server itself."""
 
 
 class AllowAll:
-    """Everybody may do everything: for a server that only its own machine can reach."""
+    """Allows every call: for a server that only its own machine can reach."""
 
     async def authenticate(self, caller: Caller) -> Principal:
-        """Everybody is the same."""
+        """Return the same principal for every caller."""
         return Principal("anonymous")
 
     def allows(self, principal: Principal, category: Category, namespace: str) -> bool:
@@ -143,15 +143,15 @@ METHODS: dict[str, Category] = {
     "/grpc.reflection.v1.ServerReflection/ServerReflectionInfo": Category.READ,
     "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo": Category.READ,
 }
-"""Every method and its category. One that is missing here is denied to everybody."""
+"""Every method and its category. A method that is missing here is denied to every caller."""
 
 OPEN_METHODS = frozenset(
     {"/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/List", "/grpc.health.v1.Health/Watch"}
 )
-"""What a caller needs no permission for."""
+"""Methods that need no permission."""
 
 KNOWN_METHODS = frozenset({"/stepwell.v1.ServerService/GetServerInfo", "/stepwell.v1.ClockService/GetClock"})
-"""What everybody may call that the policy knows."""
+"""Methods that every authenticated caller may call."""
 
 ASKING_METHODS = frozenset(
     {
@@ -167,7 +167,7 @@ NAMESPACE_FIELDS = {"/stepwell.v1.NamespaceService/UpdateNamespace": "name"}
 """Where requests say which namespace they are about, if not in a field of that name."""
 
 QUIET_METHODS = OPEN_METHODS | {method for method in METHODS if method.startswith("/grpc.reflection.")}
-"""What tools call beside the call that counts: logged for debugging only."""
+"""Methods that tools call beside the call that counts: logged for debugging only."""
 
 WAITING_METHODS = frozenset(
     {

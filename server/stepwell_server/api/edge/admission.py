@@ -1,7 +1,7 @@
-"""How many calls are let in at once, how many a second, and how the door is closed.
+"""Admission: bounds on calls at once and on calls a second, and the way to turn new calls away.
 
-What is global is shared: one principal has at most half of it, so that it cannot keep all others out. Where there is no
-policy, all callers are one principal, which may use everything.
+Principals share the global bounds, and each has at most half of them. Where there is no policy, all callers are one
+principal, which may use everything.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ QUIET = 0.05
 """Seconds without a call, after which the door is taken to be closed."""
 
 DESERTED = 60.0
-"""Seconds without a call or a stream, after which nobody is taken to be there."""
+"""Seconds without a call or a stream, after which the server counts as deserted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,11 @@ class Rate:
         late = after - now - self._rest
         self._full_at[name] = full_at if late > 0 else after
         if late > 0:
-            raise RateLimited("the caller makes too many calls a second", retry_after=late, limit=self._per_second)
+            raise RateLimited(
+                "the caller makes too many calls a second; send batches, or fewer calls",
+                retry_after=late,
+                limit=self._per_second,
+            )
 
     def _forget(self, now: float) -> None:
         """Forget those that have rested, as they are like new ones."""
@@ -134,15 +138,15 @@ class Admission:
             self._left_at = self._clock()
 
     def is_deserted(self) -> bool:
-        """Whether nobody is inside, and nobody was for a while: not even a balancer that asks for health."""
+        """Whether there is no call, and was none for a while: not even one of a balancer for health."""
         inside = (self._unary, self._waiting, self._streams, self._health_watches)
         return not any(places.total for places in inside) and self._clock() - self._left_at >= DESERTED
 
     async def close(self, limit: float) -> None:
         """Turn new unary calls away, and return when those inside have ended and no more come, or after the limit.
 
-        gRPC answers a call that arrives in the very moment in which its server is stopped with CANCELLED, which nobody
-        retries. So it must be stopped in a moment without arrivals, and callers who were told to come back make one.
+        gRPC answers a call that arrives in the very moment in which its server is stopped with CANCELLED, which no
+        client repeats. So it is stopped in a moment without arrivals, after callers were told to come back.
         """
         self._closed = True
         loop = asyncio.get_running_loop()
@@ -154,7 +158,7 @@ class Admission:
 
     @contextmanager
     def _open_place(self, call: Call) -> Iterator[None]:
-        """Nobody is asked for a name here, so streams go by the machine that they come from."""
+        """Callers are not authenticated here, so streams are counted by the machine that they come from."""
         if not call.streaming:
             yield
             return
@@ -181,7 +185,7 @@ class Admission:
                     self._unary.enter(name)
 
         with self._unary.hold(name, _too_many_calls):
-            call.waiting = waiting_place
+            call.waiting_place = waiting_place
             yield
 
     @contextmanager
@@ -202,12 +206,12 @@ def _half(limit: int) -> int:
 
 
 def _too_many_calls(limit: int) -> StepwellError:
-    return ServerBusy("too many calls at once", retry_after=0.1, limit=limit)
+    return ServerBusy("too many calls at once; repeat the call", retry_after=0.1, limit=limit)
 
 
 def _too_many_waiting(limit: int) -> StepwellError:
-    return ServerBusy("too many calls wait at once", retry_after=1.0, limit=limit)
+    return ServerBusy("too many calls wait at once; repeat the call", retry_after=1.0, limit=limit)
 
 
 def _too_many_streams(limit: int) -> StepwellError:
-    return StreamLimit("too many open streams", retry_after=1.0, limit=limit)
+    return StreamLimit("too many open streams; close one first", retry_after=1.0, limit=limit)

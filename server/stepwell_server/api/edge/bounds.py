@@ -1,4 +1,4 @@
-"""How many elements each repeated field and map of a request may have. One that is not here may have none."""
+"""How many elements each repeated field and map of a request may have. A field that is not here may have none."""
 
 from __future__ import annotations
 
@@ -15,8 +15,6 @@ from stepwell_server.domain.workflows.instances import LABELS, LABELS_ASKED
 from stepwell_server.engine.sessions import MOST_HANDLERS
 from stepwell_server.engine.spine.connections import MOST_CREDIT
 
-MOST_FIELDS = 250_000
-"""Values of any kind in one message, however they are nested."""
 FIELD_COST = 4
 """A value costs as much as so many characters of JSON."""
 MOST_FRAMES = 1000
@@ -67,7 +65,8 @@ _PACKAGE = "stepwell.v1."
 
 def most(field: FieldDescriptor, limits: Limits) -> int:
     """How many elements the field may have."""
-    count = MOST.get(_name(field), 0 if field.full_name.startswith(_PACKAGE) else MOST_FIELDS)
+    others = 0 if field.full_name.startswith(_PACKAGE) else limits.message_values
+    count = MOST.get(_name(field), others)
     return limits.batch_items if count is None else count
 
 

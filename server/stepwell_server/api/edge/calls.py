@@ -1,15 +1,14 @@
-"""A call on its way through the server: who makes it, and what the log knows it by."""
+"""A call on its way through the server: its caller, and its id in the log."""
 
 from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias, TypeVar
-from uuid import uuid4
 
 from google.protobuf.message import Message
 from grpc import StatusCode, aio
@@ -17,6 +16,7 @@ from grpc import StatusCode, aio
 from stepwell.v1.transactions_pb2 import CommitRequest
 from stepwell_server.api.edge import validate
 from stepwell_server.api.edge.access import METHODS, OPEN_METHODS, Caller, Category, Policy, Principal
+from stepwell_server.api.edge.shares import Turn
 from stepwell_server.domain.values.asked import Asked
 from stepwell_server.domain.values.errors import (
     Internal,
@@ -26,14 +26,14 @@ from stepwell_server.domain.values.errors import (
     Unauthenticated,
 )
 from stepwell_server.domain.values.times import Micros
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
+from stepwell_server.engine.spine.ids import new_id
 
 Context: TypeAlias = aio.ServicerContext[Any, Any]
 
 M = TypeVar("M", bound=Message)
 New = TypeVar("New")
 
-POLICY_DEADLINE = 10.0
-"""Seconds that the policy has to say who a caller is."""
 ANYBODY = Principal("")
 """A caller that has not been asked who it is."""
 
@@ -46,36 +46,40 @@ class Call:
     streaming: bool
     context: Context
     policy: Policy
-    log_id: str = field(default_factory=lambda: uuid4().hex)
+    tuning: Tuning = DEFAULT
+    log_id: str = field(default_factory=new_id)
     principal: Principal = ANYBODY
     code: StatusCode = StatusCode.OK
-    waiting: Callable[[], AbstractContextManager[None]] = nullcontext
+    waiting_place: Callable[[], AbstractContextManager[None]] = nullcontext
     """Takes a place among those calls that wait, so that others can have the one of this call."""
+    turn: Turn = field(default_factory=Turn)
+    """To be taken by each of its messages."""
     granted: set[tuple[str, Category | None]] = field(default_factory=set)
     """Questions to which the policy said yes."""
 
     @property
     def caller(self) -> Caller:
-        """What is known of the caller before it is believed."""
+        """The caller before it is authenticated."""
         return Caller(peer=self.context.peer(), metadata=dict(self.context.invocation_metadata() or ()))
 
     async def authenticate(self) -> None:
-        """Ask the policy for the principal, and wait for its answer but so long. Health is open to everybody."""
+        """Ask the policy for the principal, within a deadline. Health is open to every caller."""
         if self.method in OPEN_METHODS:
             return
         try:
-            async with asyncio.timeout(POLICY_DEADLINE) as limit:
+            deadline = self.tuning.policy_deadline
+            async with asyncio.timeout(deadline) as limit:
                 self.principal = await self.policy.authenticate(self.caller)
         except TimeoutError:
             if not limit.expired():
                 raise
-            late = f"the policy did not say within {POLICY_DEADLINE:g} seconds who the caller is"
-            raise ServerDeadline(late, limit=POLICY_DEADLINE) from None
+            late = f"the policy did not say within {deadline:g} seconds who the caller is"
+            raise ServerDeadline(late, limit=deadline) from None
 
     def allows(self, namespace: str, category: Category | None = None) -> bool:
-        """Whether the caller may do this there: what the method does, or what is asked for in it.
+        """Whether the caller may do this there: the category of the method, or the one that is given.
 
-        A method that is not in the table is denied to everybody.
+        A method that is not in the table is denied to every caller.
         """
         category = category or METHODS.get(self.method)
         return category is not None and self.policy.allows(self.principal, category, namespace) is True
@@ -91,6 +95,12 @@ class Call:
         self.check(namespace, category)
         self.granted.add((namespace, category))
 
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        """Leave to others, while the call only waits, what it has of the server."""
+        with self.waiting_place(), self.turn.rest():
+            yield
+
     def broken(self) -> Internal:
         """The refusal of a call that met a bug: the log has the rest under its id."""
         return Internal(f"internal error; the server's log has it as {self.log_id}", log_id=self.log_id)
@@ -100,7 +110,7 @@ class Call:
         opened_by = self.principal.name
         await self.authenticate()
         if self.principal.name != opened_by:  # whose session it is, and whose place
-            raise Unauthenticated("the credential is that of another by now; open another stream")
+            raise Unauthenticated("the credential belongs to another principal now; open a new stream")
         for namespace, category in list(self.granted):
             self.permit(namespace, category)
 
@@ -115,7 +125,7 @@ def waiting(longest: Micros) -> AbstractContextManager[None]:
 
 
 def readable(item: M, read: Callable[[M], New]) -> New | StepwellError:
-    """What an item of a batch asks for, or why it cannot be: one bad item is refused alone."""
+    """Read an item of a batch, or return the reason why it is refused: one bad item is refused alone."""
     try:
         validate.standard.check(item)
         return read(item)
@@ -124,7 +134,7 @@ def readable(item: M, read: Callable[[M], New]) -> New | StepwellError:
 
 
 def asked_of(message: Message, request_id: str = "") -> Asked:
-    """How a call, or an item of a batch, is recognised when it comes again: by its request_id and all that it asks."""
+    """Identify a call, or an item of a batch, by its request_id and a hash of its content."""
     request_id = request_id or message.request_id  # type: ignore[attr-defined]
     call = current.get()
     return Asked(call.principal.name, call.method, request_id, _hash(message) if request_id else b"")

@@ -9,7 +9,7 @@ from functools import cache
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 
 from stepwell_server.api.edge import bounds
-from stepwell_server.api.edge.bounds import FIELD_COST, MOST_FIELDS
+from stepwell_server.api.edge.bounds import FIELD_COST
 from stepwell_server.domain.values.errors import InvalidField, MalformedRequest
 from stepwell_server.domain.values.limits import Limits
 
@@ -46,8 +46,9 @@ def count(raw: bytes, kind: Descriptor, limits: Limits) -> Iterator[int]:
                 counted[field.number] += _elements(field, tag & 7, at - begin)
                 if counted[field.number] > bounds.most(field, limits):
                     raise bounds.too_many(field, path, counted[field.number], limits)
-        if values > MOST_FIELDS:
-            raise InvalidField(f"a message has at most {MOST_FIELDS} values", field=path, limit=MOST_FIELDS)
+        if values > limits.message_values:
+            most = limits.message_values
+            raise InvalidField(f"a message has at most {most} values", field=path, limit=most)
         if tag & 7 == _LENGTH and field is not None and field.message_type is not None:
             inside.append((field.message_type, at))
             at = begin

@@ -1,9 +1,9 @@
-"""What surrounds every call: logs and metrics, errors, authorisation, admission, deadlines, parsing.
+"""The layers around every call: logs and metrics, errors, authorisation, admission, deadlines, parsing.
 
-Each concern is one async context manager around the call, so that it is written once for unary calls and streams
-alike. `Pipeline` nests them in the order of `layers()`, reads and parses the raw bytes itself (grpc.aio would read the
-message of a unary call before anything else, and answer an undecodable one with UNKNOWN and the exception's text) and
-hands the servicer a checked message.
+Each concern is one async context manager around the call, written once for unary calls and streams. `Pipeline` nests
+them in the order of `layers()`. It reads and parses the raw bytes itself, and hands the servicer a checked message:
+grpc.aio would read the message of a unary call first, and answer an undecodable one with UNKNOWN and the text of
+the exception.
 """
 
 from __future__ import annotations
@@ -32,9 +32,11 @@ from stepwell_server.api.edge.calls import Call, Context, current
 from stepwell_server.api.edge.errors import DETAILS_KEY, code_of, to_status
 from stepwell_server.api.edge.messages import Messages
 from stepwell_server.api.edge.parsing import Parser
+from stepwell_server.api.edge.shares import Shares, Turn
 from stepwell_server.domain.namespaces import DEFAULT_NAMESPACE
 from stepwell_server.domain.values.errors import ServerDeadline, StepwellError
 from stepwell_server.domain.values.times import LONGEST_WAIT, SECOND
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.telemetry import Metrics
 
 Layer: TypeAlias = Callable[[Call], AbstractAsyncContextManager[None]]
@@ -50,11 +52,14 @@ log = structlog.get_logger()
 class Pipeline(aio.ServerInterceptor):
     """Wraps every method once, with all layers around it."""
 
-    def __init__(self, layers: list[Layer], policy: Policy, messages: Messages, parser: Parser) -> None:
+    def __init__(
+        self, layers: list[Layer], policy: Policy, messages: Messages, parser: Parser, tuning: Tuning = DEFAULT
+    ) -> None:
         self._layers = layers
         self._policy = policy
         self._messages = messages
         self._parser = parser
+        self._tuning = tuning
         self._wrapped: dict[str, Handler] = {}
 
     async def intercept_service(
@@ -81,7 +86,9 @@ class Pipeline(aio.ServerInterceptor):
         inner = handler.stream_unary if handler.request_streaming else handler.unary_unary
 
         async def serve(raw: Any, context: Context) -> Any:
-            async with self._around(Call(method, handler.request_streaming, context, self._policy)) as call:
+            async with self._around(
+                Call(method, handler.request_streaming, context, self._policy, self._tuning)
+            ) as call:
                 return await inner(await self._request(handler, raw, call), context)
 
         return serve
@@ -90,8 +97,9 @@ class Pipeline(aio.ServerInterceptor):
         inner = handler.stream_stream if handler.request_streaming else handler.unary_stream
 
         async def serve(raw: Any, context: Context) -> Any:
-            async with self._around(Call(method, True, context, self._policy)) as call:
+            async with self._around(self._call(method, True, context)) as call:
                 request = await self._request(handler, raw, call)
+                call.turn.drop()  # what is answered from now on has no end
                 # With the first message they would be sent a second time if it is cut off: the status would be lost.
                 await context.send_initial_metadata(())
                 answer = inner(request, context)
@@ -102,6 +110,9 @@ class Pipeline(aio.ServerInterceptor):
                     yield response
 
         return serve
+
+    def _call(self, method: str, streaming: bool, context: Context) -> Call:
+        return Call(method, streaming, context, self._policy, self._tuning)
 
     @asynccontextmanager
     async def _around(self, call: Call) -> AsyncIterator[Call]:
@@ -114,23 +125,39 @@ class Pipeline(aio.ServerInterceptor):
     async def _request(self, handler: Handler, raw: AsyncIterator[bytes], call: Call) -> Any:
         if handler.request_streaming:
             _permit(call, "")
-            return _parsed_stream(self._parser, handler, raw)
-        message = await self._parser.parse(handler.request_deserializer, await self._messages.read(call))
+            return _parsed_stream(self._parser, handler, raw, call.turn)
+        message = await self._parser.parse(handler.request_deserializer, await self._only_message(call))
         _permit(call, _namespace(call.method, message))
+        return message
+
+    async def _only_message(self, call: Call) -> bytes:
+        """The message of a call that has one, once it is its turn."""
+        message = await self._messages.read(call)
+        await call.turn.take()
         return message
 
 
 def _permit(call: Call, namespace: str) -> None:
-    """Ask the policy, unless the method is for everybody, or asks by itself."""
+    """Ask the policy, unless the method is open to every caller, or asks by itself."""
     if call.method not in _UNASKED:
         call.permit(namespace)
 
 
-async def _parsed_stream(parser: Parser, handler: Handler, raw: AsyncIterator[bytes]) -> AsyncIterator[Message]:
-    """Messages of a stream. Their servicer checks them part by part: one bad frame is refused, and the rest counts."""
+async def _parsed_stream(
+    parser: Parser, handler: Handler, raw: AsyncIterator[bytes], turn: Turn
+) -> AsyncIterator[Message]:
+    """Messages of a stream. Their servicer checks them part by part: one bad frame is refused, and the rest counts.
+
+    A message is in work until its servicer asks for the next one.
+    """
     try:
         async for item in raw:
-            yield await parser.decode(handler.request_deserializer, item)
+            await turn.take()
+            message = await parser.decode(handler.request_deserializer, item)
+            del item
+            yield message
+            del message
+            turn.drop()
     except aio.BaseError as error:  # gRPC has ended the stream, because its server stops
         log.debug("stream_cut", error=type(error).__name__)
 
@@ -144,9 +171,9 @@ def _namespace(method: str, message: Message) -> str:
     return str(getattr(introduced, field)) or DEFAULT_NAMESPACE
 
 
-def layers(metrics: Metrics, admission: Admission, unary_deadline: float) -> list[Layer]:
+def layers(metrics: Metrics, admission: Admission, shares: Shares, unary_deadline: float) -> list[Layer]:
     """All layers, the outermost first."""
-    return [observed(metrics), translated, authenticated, admission.layer, timely(unary_deadline)]
+    return [observed(metrics), translated, authenticated, admission.layer, shared(shares), timely(unary_deadline)]
 
 
 def observed(metrics: Metrics) -> Layer:
@@ -198,6 +225,21 @@ async def authenticated(call: Call) -> AsyncIterator[None]:
     """Find out who calls."""
     await call.authenticate()
     yield
+
+
+def shared(shares: Shares) -> Layer:
+    """Have the messages of a call take turns with those of others. Health is always let in: busy is not dead."""
+
+    @asynccontextmanager
+    async def layer(call: Call) -> AsyncIterator[None]:
+        if call.method not in OPEN_METHODS:
+            call.turn = Turn(shares, call.principal.name)
+        try:
+            yield
+        finally:
+            call.turn.drop()
+
+    return layer
 
 
 def timely(deadline: float) -> Layer:

@@ -33,13 +33,13 @@ from stepwell_server.api.server import ServerServicer
 from stepwell_server.api.transactions import TransactionServicer
 from stepwell_server.api.workers import WorkerServicer
 from stepwell_server.api.workflows import WorkflowServicer
+from stepwell_server.domain.values.limits import MESSAGE_BYTES
 
-MESSAGE_BYTES = 4 * 1024 * 1024
 METADATA_BYTES = 8192
 CONCURRENT_RPCS = 12_000
 STREAM_WINDOW = 16 * 1024
 CONCURRENT_STREAMS = 512
-"""Of one connection. Windows of so many that nobody reads, full of the smallest frames, take less than 64 MiB."""
+"""Streams of one connection. If the client reads none of them, their windows take less than 64 MiB."""
 
 OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_receive_message_length", MESSAGE_BYTES),
@@ -47,7 +47,7 @@ OPTIONS: list[tuple[str, int]] = [
     # Equal, because between the soft and the hard limit gRPC refuses at random.
     ("grpc.max_metadata_size", METADATA_BYTES),
     ("grpc.absolute_max_metadata_size", METADATA_BYTES),
-    # What a stream may hold that nobody reads. Without these, gRPC widens the windows of a fast peer up to 1 GiB.
+    # Bytes that a stream may hold unread. Without these, gRPC widens the windows of a fast peer up to 1 GiB.
     ("grpc.http2.bdp_probe", 0),
     ("grpc.http2.lookahead_bytes", STREAM_WINDOW),
     ("grpc.max_concurrent_streams", CONCURRENT_STREAMS),
@@ -61,7 +61,6 @@ OPTIONS: list[tuple[str, int]] = [
     ("grpc.max_connection_age_ms", 30 * 60_000),
     ("grpc.max_connection_age_grace_ms", 60_000),
     ("grpc.max_connection_idle_ms", 10 * 60_000),
-    ("grpc.server_handshake_timeout_ms", 10_000),
     # Off, so that a second server on the same port fails loudly instead of taking half the calls.
     ("grpc.so_reuseport", 0),
 ]
@@ -85,9 +84,10 @@ class Servicers:
     transactions: TransactionServicer
 
 
-def open_server(pipeline: Pipeline) -> aio.Server:
+def open_server(pipeline: Pipeline, handshake_timeout: float) -> aio.Server:
     """A gRPC server without services. A pipeline belongs to one server: it remembers that server's methods."""
-    return aio.server(interceptors=[pipeline], options=OPTIONS, maximum_concurrent_rpcs=CONCURRENT_RPCS)
+    options = [*OPTIONS, ("grpc.server_handshake_timeout_ms", round(handshake_timeout * 1000))]
+    return aio.server(interceptors=[pipeline], options=options, maximum_concurrent_rpcs=CONCURRENT_RPCS)
 
 
 def register_api(server: aio.Server, health: Health, servicers: Servicers, *, with_reflection: bool) -> None:

@@ -1,7 +1,7 @@
-"""The one message of a call that has one, read once the call may be here.
+"""Messages: the one message of a unary call is read after the call was let in.
 
-gRPC would read it before anything is known of the caller: headers without a message would hold a place for as long as
-they like, and unfinished messages would fill the memory.
+gRPC would read it before anything is known of the caller. Then headers without a message would hold a place without
+end, and unfinished messages would fill the memory.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from stepwell_server.api.edge.calls import Call, Context
 from stepwell_server.domain.values.errors import MalformedRequest, ServerDeadline
 
 OPEN_DEADLINE = 2.0
-"""Seconds for the message of a caller that nobody asks for a name."""
+"""Seconds for the message of a caller that is not authenticated."""
 LEAVING = 0.1
 """Seconds within which the cancellation of a caller that has left follows the end of what it sent."""
 
@@ -31,10 +31,10 @@ class Messages:
         self._turns: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
 
     async def read(self, call: Call) -> bytes:
-        """The message of the call, which must have exactly one.
+        """Read the message of the call, which must have exactly one.
 
-        Of callers that nobody asks for a name one message of a connection is read at a time, and others wait: gRPC
-        makes room for a whole message once it is read, and for a window of it before.
+        For callers that are not authenticated, one message of a connection is read at a time, and others wait. gRPC
+        makes room for a whole message once it is read, and only for a window of it before.
         """
         is_open = call.method in OPEN_METHODS
         limit = min(self._deadline, OPEN_DEADLINE) if is_open else self._deadline

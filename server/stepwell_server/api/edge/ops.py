@@ -1,7 +1,7 @@
 """The ops listener: health and metrics on one plaintext port, without data.
 
-Kubernetes probes health by plaintext gRPC and Prometheus scrapes by HTTP/1.1. Both come to one port: what begins with
-HTTP/2's preface is passed on to a gRPC server that has health and nothing else, the rest is answered here.
+Kubernetes probes health by plaintext gRPC and Prometheus scrapes by HTTP/1.1. Both come to one port: a connection
+with HTTP/2's preface is passed on to a gRPC server that has only health, and all others are answered here.
 """
 
 from __future__ import annotations

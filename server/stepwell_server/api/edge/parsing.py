@@ -1,4 +1,4 @@
-"""From the bytes of a request to a message that a servicer can read, at a price that is known before it is paid."""
+"""Parsing: the bytes of a request become a message, at a price that is known before it is paid."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ COUNTED_BYTES = 64 * 1024
 
 
 class Parser:
-    """Parses requests. What is too much is refused before it is made into objects, copied or looked into."""
+    """Parses requests. A message that has too much in it is refused before objects are made of it."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
@@ -27,11 +27,12 @@ class Parser:
     async def parse(self, deserialize: Any, raw: bytes) -> Message:
         """The message of a unary call, checked."""
         message = await self.decode(deserialize, raw)
+        del raw
         await self._turns.work(self._validator.parts(message))
         return message
 
     async def decode(self, deserialize: Any, raw: bytes) -> Message:
-        """A message of a stream. Its parts are checked one by one, by whoever reads them."""
+        """A message of a stream. Its reader checks its parts one by one."""
         if len(raw) > COUNTED_BYTES:
             await self._turns.work(wire.count(raw, deserialize.__self__.DESCRIPTOR, self._limits))
         try:

@@ -1,4 +1,4 @@
-"""What all streams need: a peer that does not read is cut off, and one that may no longer be here is sent away."""
+"""Streams: a peer that does not read is cut off, and a peer that loses its permission is sent away."""
 
 from __future__ import annotations
 
@@ -9,24 +9,20 @@ from contextlib import asynccontextmanager
 import structlog
 from google.protobuf.message import Message
 
-from stepwell_server.api.edge.calls import Call, Context
+from stepwell_server.api.edge.calls import Call, Context, current
 from stepwell_server.domain.values.errors import SlowConsumer, StepwellError
-
-WRITE_LIMIT = 10.0
-"""Seconds for a peer to read what was sent."""
-CHECKED_EVERY = 60.0
-"""Seconds after which a stream's caller is asked again who it is."""
 
 log = structlog.get_logger()
 
 
 async def write(context: Context, message: Message) -> None:
     """Send a message, once there is room for it. A peer that makes none for too long has its stream ended."""
+    limit = current.get().tuning.write_timeout
     try:
-        async with asyncio.timeout(WRITE_LIMIT):
+        async with asyncio.timeout(limit):
             await context.write(message)
     except TimeoutError:
-        raise SlowConsumer(f"nothing was read for {WRITE_LIMIT:.0f} seconds", limit=WRITE_LIMIT) from None
+        raise SlowConsumer(f"nothing was read for {limit:.0f} seconds", limit=limit) from None
 
 
 @asynccontextmanager
@@ -48,7 +44,7 @@ async def checked(call: Call) -> AsyncIterator[None]:
 
 async def _check(call: Call, refusals: list[StepwellError], inside: asyncio.Timeout) -> None:
     while not refusals:
-        await asyncio.sleep(CHECKED_EVERY)
+        await asyncio.sleep(call.tuning.policy_interval)
         try:
             await call.authorise()
         except StepwellError as refusal:

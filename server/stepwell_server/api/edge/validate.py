@@ -26,14 +26,8 @@ _LONGEST_SECONDS = 315_576_000_000  # what protobuf allows: about 10,000 years
 _FIRST_SECOND = -62_135_596_800  # 0001-01-01
 _LAST_SECOND = 253_402_300_799  # 9999-12-31
 
-
-BATCHES = {
-    f"stepwell.v1.{name}.items" for name in ("CreateInstancesRequest", "SendEventsRequest", "TriggerHooksRequest")
-}
-"""Fields whose items are decided each by itself: they are left to whoever reads them."""
-
 Check: TypeAlias = Callable[[Any, str], Iterable[int] | None]
-"""Refuses a value that cannot be, under the name that it has in the request: at once, or in parts where it is large."""
+"""Refuses an impossible value under its name in the request: at once, or in parts where it is large."""
 
 
 class Validator:
@@ -44,8 +38,10 @@ class Validator:
         self._checks: dict[str, dict[int, Check]] = {}
 
     def check(self, message: Message, path: str = "") -> None:
-        """Refuse too many elements, NUL in a string, an unknown enum number and a time out of range, anywhere in the
-        message but in the items of a batch: those are only counted. Nothing is looked into before it is counted."""
+        """Refuse too many elements, NUL in a string, an unknown enum number and a time out of range.
+
+        Items of a batch are only counted. Nothing is looked into before it is counted.
+        """
         for _ in self.parts(message, path):
             pass
 
@@ -76,7 +72,7 @@ class Validator:
     def _field_check(self, field: FieldDescriptor) -> Check | None:
         if not field.is_repeated:
             return self._value_check(field)
-        check_items = None if field.full_name in BATCHES else self._items_check(field)
+        check_items = None if is_batch(field) else self._items_check(field)
 
         def check_elements(elements: Sequence[Any], name: str) -> Iterable[int] | None:
             bounds.check_length(elements, field, name, self._limits)
@@ -100,6 +96,15 @@ class Validator:
 
     def _check_message(self, value: Message, name: str) -> Iterator[int]:
         return self.parts(value, f"{name}.")
+
+
+def is_batch(field: FieldDescriptor) -> bool:
+    """Whether the items of a request are decided each by itself, with a result for each: their reader checks them."""
+    request = field.containing_type
+    if request is None or not request.name.endswith("Request") or field.name != "items":
+        return False
+    response = request.file.message_types_by_name.get(f"{request.name.removesuffix('Request')}Response")
+    return response is not None and "results" in response.fields_by_name
 
 
 def _list_check(check_item: Check) -> Check:

@@ -86,12 +86,12 @@ def payload_to_pb(payload: Payload) -> common_pb2.Payload:
 
 
 def failure_from_pb(failure: common_pb2.Failure) -> Failure:
-    """What went wrong."""
+    """Convert a failure."""
     return Failure(failure.name, failure.message, failure.non_retryable, failure.details)
 
 
 def failure_to_pb(failure: Failure) -> common_pb2.Failure:
-    """What went wrong."""
+    """Convert a failure."""
     return common_pb2.Failure(
         name=failure.name,
         message=failure.message,

@@ -1,6 +1,6 @@
 """Frames of the worker protocol: protobuf to domain and back.
 
-What a primitive's workers say and hear stands in its own module; here are the tables that name it.
+The frames of a primitive are in its own module; here are the tables that name them.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def hello_from_pb(hello: workers_pb2.Hello, principal: str) -> Hello:
 
 def _registration(namespace: str, handler: workers_pb2.Handler) -> Registration:
     named = handler.WhichOneof("definition")
-    description = "" if named is None else getattr(handler, named).description
-    return Registration(handler_from_pb(namespace, handler), description)
+    declared = {} if named is None else {"description": getattr(handler, named).description}
+    return Registration(handler_from_pb(namespace, handler), declared)
 
 
 def handler_from_pb(namespace: str, handler: workers_pb2.Handler | workers_pb2.HandlerRef) -> Handler:
@@ -96,9 +96,9 @@ def handler_from_pb(namespace: str, handler: workers_pb2.Handler | workers_pb2.H
 
 
 def kind_from_pb(kind: workers_pb2.HandlerKind.ValueType) -> TaskKind:
-    """What kind of handler it is."""
+    """Convert the kind of a handler."""
     if kind not in _FROM_KINDS:
-        raise InvalidField("kind must say what kind of handler it is", field="kind")
+        raise InvalidField("kind is not set: name the kind of the handler", field="kind")
     return _FROM_KINDS[kind]
 
 
@@ -115,7 +115,7 @@ class FrameReader:
         self._turns = turns
 
     async def read(self, frame: workers_pb2.WorkerFrame) -> Frame:
-        """The frame. One that breaks a rule is rejected under its number."""
+        """Read a frame. A frame that breaks a rule is rejected under its number."""
         if frame.number < 1:
             raise InvalidField("frames about a task count from 1", field="number")
         try:
@@ -161,7 +161,7 @@ def assignment_to_pb(assignment: Assignment) -> Iterator[workers_pb2.ServerFrame
 
 
 def news_to_pb(held: Held, news: News) -> Iterator[workers_pb2.ServerFrame]:
-    """What a worker learns of a task that it holds: one frame per fact."""
+    """Write the news of a task for its worker: one frame per fact."""
     for answer in news.answers:
         yield _answer_to_pb(held, answer)
     for write in _NEWS:
@@ -189,7 +189,7 @@ def _answer_to_pb(held: Held, answer: FrameAnswer) -> workers_pb2.ServerFrame:
 
 
 def stop_to_pb(stop: Stop) -> workers_pb2.Stop.ValueType:
-    """What a worker must do."""
+    """Convert the order to a worker."""
     return _STOPS[stop]
 
 

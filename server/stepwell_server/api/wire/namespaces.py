@@ -36,7 +36,7 @@ def retention_to_pb(retention: Retention) -> namespaces_pb2.Retention:
 def namespace_spec_from_pb(
     request: namespaces_pb2.CreateNamespaceRequest | namespaces_pb2.UpdateNamespaceRequest,
 ) -> NamespaceSpec:
-    """What a caller wants a namespace to be."""
+    """Read the settings that a caller asks for."""
     kept = request.retention
     return NamespaceSpec(
         name=request.name,

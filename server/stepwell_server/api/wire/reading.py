@@ -14,7 +14,7 @@ from stepwell_server.engine.spine.turns import Turns
 
 @dataclass(frozen=True, slots=True)
 class Reader:
-    """What the bodies of frames are read with."""
+    """The means to read the bodies of frames."""
 
     limits: Limits
     default: StepPolicy

@@ -1,4 +1,4 @@
-"""What a server says of itself: domain to protobuf."""
+"""The description of a server: domain to protobuf."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _DISPATCH_MODES = {
 
 
 def limits_to_pb(limits: Limits) -> server_pb2.Limits:
-    """What the server accepts."""
+    """Convert the limits of the server."""
     return server_pb2.Limits(
         max_message_bytes=limits.message_bytes,
         max_payload_bytes=limits.payload_bytes,

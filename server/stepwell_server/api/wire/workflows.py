@@ -9,6 +9,7 @@ from stepwell_server.api.wire import common as convert
 from stepwell_server.api.wire.reading import Reader
 from stepwell_server.domain.spine.frames import Body, News
 from stepwell_server.domain.values.errors import InvalidField
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.workflows.frames import (
     DEFAULT_EVENT_TIMEOUT,
     BeginSteps,
@@ -23,7 +24,6 @@ from stepwell_server.domain.workflows.instances import Event, Instance, Instance
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.workflows.book import RunInput
 
-STATE_BYTES = 3 * 1024 * 1024
 """How much of a run's state goes into one message; the rest follows."""
 
 STATUSES = {
@@ -151,7 +151,7 @@ async def _wait(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
             timeout = convert.duration_from_pb(wait.event.timeout) if given else DEFAULT_EVENT_TIMEOUT
             return Wait(wait.name, StepType.WAIT_FOR_EVENT, duration=timeout, event_type=wait.event.type)
         case _:
-            raise InvalidField("say what it waits for: sleep, sleep_until or event", field="until")
+            raise InvalidField("until is not set: set sleep, sleep_until or event", field="until")
 
 
 async def _suspend(frame: workers_pb2.WorkerFrame, reader: Reader) -> Body:
@@ -216,14 +216,14 @@ def has_state(task: workers_pb2.Task) -> bool:
 
 
 def without_state(task: workers_pb2.Task) -> None:
-    """Leave the state of a run out of a message in which there is no room for it: its worker asks for it."""
+    """Leave the state of a run out of a full message: its worker asks for it."""
     del task.workflow.steps[:]
     task.workflow.ClearField("params")
     task.workflow.more = True
 
 
 def news_to_pb(news: News) -> Iterator[workers_pb2.Cancel | workers_pb2.Resolved]:
-    """What a worker learns of its run, besides the answers to its frames."""
+    """Write the news of a run for its worker, without the answers to its frames."""
     if not isinstance(news, RunNews):
         return
     for name in news.timed_out:
@@ -240,7 +240,7 @@ def _pages(steps: Sequence[Step], taken: int = 0) -> Iterator[list[workers_pb2.S
     size = taken
     for step in map(step_state_to_pb, steps):
         step_size = step.ByteSize()
-        if (page or size) and size + step_size > STATE_BYTES:
+        if (page or size) and size + step_size > PART_BYTES:
             yield page
             page, size = [], 0
         page.append(step)
@@ -249,7 +249,7 @@ def _pages(steps: Sequence[Step], taken: int = 0) -> Iterator[list[workers_pb2.S
 
 
 def step_state_to_pb(step: Step) -> workers_pb2.StepState:
-    """What a worker must know of a step."""
+    """Convert a step for the worker of its run."""
     state = workers_pb2.StepState(
         name=step.name,
         type=STEP_TYPES[step.type],

@@ -1,4 +1,4 @@
-"""Addresses: which of them are out on the public internet, where everybody could talk to them as well."""
+"""Addresses: which of them are out on the public internet, where every machine could reach them as well."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _SPECIAL_V6 = tuple(
     for network in (
         "2001::/23",  # protocol assignments: Teredo, ORCHID, benchmarks
         "2001:db8::/32",  # documentation
-        "2002::/16",  # 6to4, whose relays are gone: nobody has a receiver there
+        "2002::/16",  # 6to4, whose relays are gone: no receiver is there
         "3fff::/20",  # documentation
     )
 )

@@ -6,7 +6,7 @@
        └── failed, retried ──┘  └── failed for good ──▶ failed        cancel: from pending and processing
        └───────────────────────────── retry ─────────── failed, cancelled
 
-A hook that has not ended has a task of the same number. What is stored of its status is only whether and how it ended.
+A hook that has not ended has a task of the same number. Of its status only the end is stored.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ HOOK_RETRY = RetryPolicy(max_attempts=5, delay=SECOND, max_delay=MINUTE)
 HOOK_TIMEOUT: Micros = 10 * MINUTE
 """Longest time of one execution."""
 UNSERVED_FOR: Micros = 24 * HOUR
-"""How long a hook is due before it fails because nobody ever registered its name."""
+"""How long a hook is due before it fails because its name was never registered."""
 HANDLER_NOT_FOUND = "HOOK_HANDLER_NOT_FOUND"
 
 _HOOK_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*", re.ASCII)
@@ -55,7 +55,7 @@ class HookStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class HookKey:
-    """What a hook is known by."""
+    """The key of a hook."""
 
     namespace: str
     hook_id: str
@@ -147,7 +147,7 @@ class HookFilter:
     statuses: tuple[HookStatus, ...] = field(default_factory=tuple)
 
     def scope(self) -> list[object]:
-        """What a page token is good for."""
+        """The scope of a page token."""
         return [self.namespace, self.name, sorted(self.statuses)]
 
 
@@ -158,7 +158,7 @@ STORED = {
     HookStatus.FAILED: JobStatus.FAILED,
     HookStatus.CANCELLED: JobStatus.CANCELLED,
 }
-"""What is stored of each status."""
+"""The stored form of each status."""
 
 
 def is_hook_name(name: str) -> bool:

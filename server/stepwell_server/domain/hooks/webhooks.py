@@ -75,7 +75,7 @@ class Secret:
 
     @property
     def fingerprint(self) -> str:
-        """What tells it from others, and does not tell it."""
+        """A fingerprint, which tells secrets apart without showing them."""
         return hashlib.sha256(self.key).hexdigest()
 
 
@@ -94,7 +94,7 @@ class Target:
 
 
 @dataclass(frozen=True, slots=True)
-class Delivery:
+class Post:
     """One attempt to hand a hook to a receiver."""
 
     idempotency_key: str
@@ -129,7 +129,7 @@ class Gone:
     failure: Failure
 
 
-DeliveryResult: TypeAlias = Completed | Failed | Gone
+PostResult: TypeAlias = Completed | Failed | Gone
 
 
 def check_url(url: str, allowed: AllowList) -> Endpoint:
@@ -161,9 +161,9 @@ def sign(secrets: Sequence[Secret], message_id: str, timestamp: int, body: bytes
     return " ".join("v1," + b64encode(mac).decode() for mac in macs)
 
 
-def request_of(target: Target, endpoint: Endpoint, delivery: Delivery, user_agent: str) -> tuple[dict[str, str], bytes]:
+def request_of(target: Target, endpoint: Endpoint, post: Post, user_agent: str) -> tuple[dict[str, str], bytes]:
     """Headers and body of the attempt."""
-    payload, timestamp = delivery.payload, delivery.now // SECOND
+    payload, timestamp = post.payload, post.now // SECOND
     body = payload.json.encode() if payload.binary is None else payload.binary
     headers = {
         "host": endpoint.authority,
@@ -171,17 +171,17 @@ def request_of(target: Target, endpoint: Endpoint, delivery: Delivery, user_agen
         "content-length": str(len(body)),
         "connection": "close",
         "user-agent": user_agent,
-        "webhook-id": delivery.idempotency_key,
+        "webhook-id": post.idempotency_key,
         "webhook-timestamp": str(timestamp),
-        "webhook-signature": sign(target.secrets, delivery.idempotency_key, timestamp, body),
-        "stepwell-attempt": str(delivery.attempt),
-        "stepwell-hook-name": delivery.hook_name,
+        "webhook-signature": sign(target.secrets, post.idempotency_key, timestamp, body),
+        "stepwell-attempt": str(post.attempt),
+        "stepwell-hook-name": post.hook_name,
     }
     return headers, body
 
 
-def judge(status: int, retry_after: str | None, body: bytes, now: Micros) -> DeliveryResult:
-    """What the answer means: only 2xx is success, 410 is the end, and a busy receiver may say when to come back."""
+def judge(status: int, retry_after: str | None, body: bytes, now: Micros) -> PostResult:
+    """Judge an answer: only 2xx is success, 410 is the end, and a busy receiver may say when to come back."""
     if 200 <= status < 300:
         return Completed()
     failure = Failure("WEBHOOK_FAILED", _told(status, body))
@@ -268,7 +268,7 @@ def _secret(text: str) -> Secret:
 
 
 def _told(status: int, body: bytes) -> str:
-    """What is kept of an answer: the status, and the beginning of the body with nothing unprintable in it."""
+    """The kept part of an answer: the status, and the beginning of the body with nothing unprintable in it."""
     text = body[:KEPT_BODY_BYTES].decode(errors="ignore")
     shown = "".join(one if one.isprintable() else " " for one in text).strip()
     return f"the receiver answered {status}" + (f": {shown}" if shown else "")

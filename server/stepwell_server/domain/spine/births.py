@@ -11,7 +11,7 @@ from stepwell_server.domain.values.times import Micros
 
 
 class Key(Protocol):
-    """What something is known by in its namespace."""
+    """The key of a thing in its namespace."""
 
     @property
     def namespace(self) -> str:
@@ -25,7 +25,7 @@ class Keyed(Protocol):
 
     @property
     def key(self) -> Key:
-        """What it is known by."""
+        """Its key."""
 
 
 New = TypeVar("New", bound=Keyed)
@@ -43,7 +43,7 @@ class Wanted(Generic[New]):
 
     @classmethod
     def by(cls, new: New, asked: Asked, holder: Owner | None = None) -> Wanted[New]:
-        """What this request wants created."""
+        """The things that a request wants created."""
         return cls(new, asked.request_id or None, asked.body_hash.hex() or None, holder)
 
 
@@ -58,7 +58,7 @@ class Birth(Generic[New]):
 
     @property
     def new(self) -> New:
-        """What is inserted."""
+        """The thing that is inserted."""
         return self.wanted.new
 
 

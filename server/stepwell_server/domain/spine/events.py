@@ -26,7 +26,7 @@ class EngineEvent:
     namespace: str
     at: Micros
     about: Mapping[str, str | int] = field(default_factory=dict)
-    """What it happened to, in the words of its primitive."""
+    """The thing that changed, in the words of its primitive."""
     reason: str = ""
     run_at: Micros | None = None
     """When that can run, of an event that says so."""

@@ -25,7 +25,7 @@ class Opening:
 
 
 class Body:
-    """What a frame says. Each primitive has bodies of its own."""
+    """The content of a frame. Each primitive has bodies of its own."""
 
     __slots__ = ()
 
@@ -96,7 +96,7 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class FrameAnswer:
-    """What a worker learns from one of its frames."""
+    """The answer to one frame of a worker."""
 
     number: int
     verdict: Verdict
@@ -109,7 +109,7 @@ class FrameAnswer:
 
 @dataclass(frozen=True, slots=True)
 class News:
-    """What a worker learns of a task that it holds: answers to its frames, and what happens next."""
+    """News of a held task for its worker: answers to its frames, and changes by the server."""
 
     answers: tuple[FrameAnswer, ...] = ()
     revision: int = 0

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-
-from stepwell_server.domain.values.times import Micros
+from typing import Any
 
 
 class TaskKind(StrEnum):
-    """What a task advances. Kinds are added with the primitives they belong to."""
+    """The kind of thing that a task advances. Kinds are added with the primitives they belong to."""
 
     WORKFLOW = "workflow"
     HOOK = "hook"
@@ -40,5 +39,5 @@ class Registration:
     """A handler that a worker said it hosts."""
 
     handler: Handler
-    description: str = ""
-    registered_at: Micros = 0
+    declared: Mapping[str, Any] = field(default_factory=dict)
+    """Settings of the definition, by name. The kind has defaults for the others."""

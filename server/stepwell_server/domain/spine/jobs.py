@@ -30,7 +30,7 @@ _EXHAUSTED = Failure("JobMaxAttemptsExceeded", "JOB_MAX_ATTEMPTS_EXCEEDED", non_
 
 
 class JobStatus(StrEnum):
-    """What is stored of where a job stands. Whether an open one is executing, its task says."""
+    """The stored status of a job. Its task tells whether an open job is executing."""
 
     OPEN = "open"
     COMPLETED = "completed"
@@ -48,6 +48,15 @@ class Execution:
     failure: Failure | None
     fence: int | None
     """Lease whose holder reported it. None: it ended by itself, and whatever the holder says is stale."""
+
+
+@dataclass(frozen=True, slots=True)
+class JobEnd:
+    """How an execution of a job ended, and perhaps the job with it."""
+
+    id: int
+    at: Micros
+    execution: Execution
 
 
 @dataclass(slots=True)
@@ -94,7 +103,7 @@ class Job:
             case Rejected() as rejected:
                 raise rejected.refusal
             case _:
-                raise InvalidField("a job is reported on by its Outcome", field="body")
+                raise InvalidField("a job has one frame, Outcome; send no other", field="body")
 
     def repeat(self, frame: Frame) -> FrameAnswer:
         """Answer a frame that was applied before."""
@@ -128,7 +137,7 @@ class Job:
     # ---- what happens by itself
 
     def news(self, answers: tuple[FrameAnswer, ...], *, again: bool) -> News:
-        """What its worker learns besides: that it has lost the job, if its execution is open for too long."""
+        """News for the worker besides: the job is lost, if its execution is open for too long."""
         if self._open.ends_at > self.now:
             return News(answers, revision=self.task.revision, next_timer=self._open.ends_at)
         lease = Held(self.task.id, self.task.fence)
@@ -144,7 +153,7 @@ class Job:
     def claim(self, owner: Owner, fence: int, attempts: int, policy: StepPolicy) -> bool:
         """Lease the job for its next execution. False: a lost holder had the last one, and the job has failed.
 
-        What a lost holder had begun is closed here: its task would forget it if the next holder never gets it.
+        The execution of a lost holder is closed here: its task would forget it if the next holder never gets it.
         """
         if self.task.open_steps:
             attempts = self._open.attempt
@@ -163,7 +172,7 @@ class Job:
         return True
 
     def give_up(self, attempts: int, policy: StepPolicy, failure: Failure) -> None:
-        """Count an execution as failed that could not even begin, because there is nobody who could do it."""
+        """Count an execution as failed that could not even begin, because no worker could do it."""
         opened = dump_open([OpenStep("", attempts + 1, self.now, policy)])
         self.task = self.task._replace(open_steps=opened, claimed_at=self.now)
         self._end(failure)

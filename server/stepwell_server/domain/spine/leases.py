@@ -25,7 +25,7 @@ class LeaseTimes:
 
     @property
     def trusted_gap(self) -> Micros:
-        """Leases lapse only if somebody ticked the lease clock this recently: else nobody could have renewed them.
+        """Leases expire only while the lease clock is fresh. If it is stale, renewals were impossible.
 
         Shorter than the shortest lease of a stream that lives, which is one that was not acknowledged yet.
         """
@@ -35,8 +35,8 @@ class LeaseTimes:
 def session_key(namespace: str, principal: str, session_id: str) -> str:
     """Return the key by which the server knows a session, and refuse a malformed id.
 
-    The key is another one for every namespace and principal: the id of a stranger's session is the id of a session of
-    one's own. So a lease is out of reach for everybody but its holder, and so is the news that there is one.
+    The key differs for every namespace and principal: the id of a stranger's session names a session of the caller's
+    own. So only the holder can reach a lease, or learn that there is one.
     """
     if _SESSION_ID.fullmatch(session_id) is None:
         raise InvalidSessionId("a session id is 32 hexadecimal digits", field="session_id")
@@ -45,7 +45,7 @@ def session_key(namespace: str, principal: str, session_id: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Owner:
-    """Who holds work: a session, through one of its connections. A later connection supersedes an earlier one."""
+    """A holder of work: a session, through one of its connections. A later connection supersedes an earlier one."""
 
     session_id: str
     """Its `session_key`."""

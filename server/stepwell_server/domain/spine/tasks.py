@@ -23,7 +23,7 @@ from stepwell_server.domain.values.times import Micros
 
 LOWEST_PRIORITY = 9
 BEGUN_PRIORITY = 3
-"""What somebody has begun comes before what is new."""
+"""Work that has begun comes before new work."""
 
 
 class TaskStatus(StrEnum):
@@ -46,14 +46,14 @@ class Reason(StrEnum):
 
 
 class Stop(StrEnum):
-    """What the holder of a task must do at its next frame."""
+    """The order to the holder of a task, for its next frame."""
 
     NONE = "none"
     PAUSE = "pause"
 
 
 class Verdict(StrEnum):
-    """What became of a call about a held task."""
+    """The outcome of a call about a held task."""
 
     ACCEPTED = "accepted"
     REPEATED = "repeated"
@@ -76,7 +76,7 @@ class NewTask:
     """None: the next number."""
     revision: int = 0
     lease: Lease | None = None
-    """Somebody holds it from the beginning."""
+    """A worker holds it from the beginning."""
 
 
 class Task(NamedTuple):
@@ -104,7 +104,7 @@ class Task(NamedTuple):
     step_count: int = 0
     """Of a run: steps that count for its limit."""
     pending_events: int = 0
-    """Of a run: events that nobody took yet."""
+    """Of a run: events that no step has taken yet."""
     sticky_session: str | None = None
     """Session that keeps the run in memory, as of `cached_revision`."""
     cached_revision: int = 0
@@ -137,7 +137,7 @@ class Task(NamedTuple):
     # ---- giving up
 
     def given_back(self) -> Task:
-        """Pending again as it was before its claim, or parked if it was to pause: then nobody is left to wait for."""
+        """Pending again as it was before its claim, or parked if it was to pause: no holder is left to wait for."""
         free = self._replace(
             status=TaskStatus.PENDING,
             owner=None,
@@ -149,7 +149,7 @@ class Task(NamedTuple):
         return free.parked() if self.stop is Stop.PAUSE else free
 
     def left(self, now: Micros) -> Task:
-        """Pending again because its holder goes. What was open stays noted, for its attempts to be counted."""
+        """Pending again because its holder goes. Open executions stay noted, so that they are counted."""
         return self.given_back()._replace(
             run_at=now, reason=Reason.TAKEOVER, priority=min(self.priority, BEGUN_PRIORITY)
         )
@@ -179,7 +179,7 @@ class Task(NamedTuple):
     # ---- from outside
 
     def woken(self, now: Micros, reason: Reason, priority: int) -> Task:
-        """Due at once. One that is held remembers it until it is released; a parked one until it is unparked."""
+        """Due at once. A held task remembers it until it is released; a parked task until it is unparked."""
         match self.status:
             case TaskStatus.PENDING:
                 return self if self.run_at <= now else self._replace(run_at=now, reason=reason, priority=priority)
@@ -189,7 +189,7 @@ class Task(NamedTuple):
                 return self
 
     def paused(self) -> Task:
-        """Parked if nobody holds it; else its holder is told to stop at the next frame."""
+        """Parked if it is not held; else its holder is told to stop at the next frame."""
         match self.status:
             case TaskStatus.PROCESSING:
                 return self._replace(stop=Stop.PAUSE)
@@ -219,7 +219,7 @@ class Task(NamedTuple):
                 return self
 
     def seized(self, fence: int) -> Task:
-        """Taken from whoever holds it, at once, and due whatever it was: what the old holder still sends is stale."""
+        """Taken from its holder at once, and due whatever it was: later frames of the old holder are stale."""
         return self.given_back()._replace(
             status=TaskStatus.PENDING,
             fence=fence,

@@ -59,5 +59,5 @@ class Wake:
     """Handlers without a connected worker that have something due, and since when; the oldest first."""
 
     def says_the_same(self, other: Wake) -> bool:
-        """Whether somebody who knows the other learns nothing from this one."""
+        """Whether a follower that knows the other wake learns nothing from this one."""
         return (self.wake_at, self.unserved) == (other.wake_at, other.unserved)

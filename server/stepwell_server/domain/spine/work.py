@@ -20,7 +20,7 @@ TIMEOUT_MARGIN = 30 * SECOND
 
 @dataclass(frozen=True, slots=True)
 class Rules:
-    """What holds for all work of a server."""
+    """The rules for all work of a server."""
 
     limits: Limits = field(default_factory=Limits)
     times: LeaseTimes = field(default_factory=LeaseTimes)

@@ -332,7 +332,7 @@ class LeaseLost(StepwellError):
 
 
 class RunSuperseded(LeaseLost):
-    """The run was ended or restarted by somebody else."""
+    """The run was ended or restarted by a call."""
 
     reason = "RUN_SUPERSEDED"
 

@@ -11,7 +11,7 @@ FAILURE_DETAILS = 16384
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """What went wrong, in the words of the code that failed."""
+    """An error, in the words of the code that failed."""
 
     name: str
     message: str

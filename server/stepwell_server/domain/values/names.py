@@ -8,6 +8,8 @@ from stepwell_server.domain.values.errors import RequestIdInvalid
 
 NAME_LENGTH = 64
 REQUEST_ID_LENGTH = 36
+DESCRIPTION_LENGTH = 1024
+"""Of a namespace or a handler, for people."""
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]*", re.ASCII)
 _PRINTABLE = re.compile(r"[!-~]*", re.ASCII)

@@ -10,6 +10,8 @@ from stepwell_server.domain.values.errors import InvalidField, PayloadNotJson, P
 from stepwell_server.domain.values.strict_json import NotJson, TooDeep
 
 ENCODING_LENGTH = 64
+PART = 64 * 1024
+"""Characters of a text that are encoded at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +25,7 @@ class Payload:
     @property
     def size(self) -> int:
         """How many bytes it brings."""
-        return len(self.json.encode()) if self.binary is None else len(self.binary)
+        return utf8_size(self.json) if self.binary is None else len(self.binary)
 
     def scan(self, field: str, *, most_bytes: int, deepest: int) -> Iterator[int]:
         """Refuse what is too large, too deep or not strict JSON. Yields after each part how much was looked at."""
@@ -42,6 +44,13 @@ class Payload:
             raise PayloadTooDeep(f"{field} is nested deeper than {deepest}", field=field, limit=deepest) from None
         except NotJson:
             raise PayloadNotJson(f"{field} is not strict JSON", field=field) from None
+
+
+def utf8_size(text: str) -> int:
+    """How many bytes a text has on the wire, without a copy of it."""
+    if text.isascii():
+        return len(text)
+    return sum(len(text[begin : begin + PART].encode()) for begin in range(0, len(text), PART))
 
 
 EMPTY_OBJECT = Payload("{}")

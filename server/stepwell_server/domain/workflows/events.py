@@ -12,7 +12,7 @@ from stepwell_server.domain.workflows.instances import InstanceKey
 
 
 class WorkflowEvent(StrEnum):
-    """What can be hooked of workflows."""
+    """The changes of workflows that can trigger hooks."""
 
     ENQUEUED = "workflow.enqueued"
     COMPLETED = "workflow.completed"

@@ -135,7 +135,7 @@ class Finish(Body):
 
 @dataclass(frozen=True, slots=True)
 class RunNews(News):
-    """What a worker learns of its run besides: steps that changed by themselves."""
+    """News of a run for its worker besides: steps that changed by themselves."""
 
     resolved: tuple[Step, ...] = ()
     timed_out: tuple[str, ...] = ()

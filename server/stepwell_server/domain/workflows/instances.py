@@ -36,7 +36,7 @@ LABEL_LENGTH = 100
 LABELS_ASKED = 4
 
 PRIORITY = {Reason.WAKE: 1, Reason.RETRY: 2, Reason.RESUME: BEGUN_PRIORITY, Reason.RUN: 5}
-"""What has begun comes before what is new."""
+"""Runs that have begun come before new ones."""
 
 
 class InstanceStatus(StrEnum):
@@ -58,7 +58,7 @@ class InstanceStatus(StrEnum):
 
 
 class StepType(StrEnum):
-    """What kind of step it is."""
+    """The kind of a step."""
 
     DO = "do"
     SLEEP = "sleep"
@@ -90,7 +90,7 @@ class StepStatus(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class InstanceKey:
-    """What an instance is known by."""
+    """The key of an instance."""
 
     namespace: str
     workflow: str
@@ -126,6 +126,11 @@ class Instance:
     revision: int
     wake_at: Micros | None = None
     trace: Trace = field(default_factory=dict)
+
+    @property
+    def head(self) -> Head:
+        """Where it stands."""
+        return Head(self.id, self.revision, self.status)
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,7 +258,7 @@ class InstanceFilter:
             raise InvalidField(f"at most {LABELS_ASKED} labels can be asked for", field="labels", limit=LABELS_ASKED)
 
     def scope(self) -> list[object]:
-        """What a page token is good for."""
+        """The scope of a page token."""
         labels = sorted(self.labels.items())
         times = [self.created_from, self.created_before]
         return [self.namespace, self.workflow, sorted(self.statuses), labels, times, self.oldest_first]

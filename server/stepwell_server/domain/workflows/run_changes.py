@@ -1,4 +1,4 @@
-"""What happens to a run without a report of its worker: time passes, events come, a worker claims it."""
+"""Changes of a run without a report of its worker: time passes, events come, a worker claims it."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ class ChangingRun(RunState):
         self.task = self.task._replace(open_steps="")
 
     def news(self, answers: tuple[FrameAnswer, ...], *, again: bool) -> RunNews:
-        """What its worker learns besides: what is over by itself; all of that again, if it may have missed some."""
+        """Server-side changes for the worker: ended waits, timed-out steps. `again`: also those it may have missed."""
         expired = self.expire()
         resolved = self.resolve() if self.overdue() or self.task.wake_again else []
         told = self.told_again() if again else [*(self.steps[name] for name in expired), *resolved]
@@ -137,13 +137,15 @@ class ChangingRun(RunState):
     def receive(self, event_type: str, payload: Payload | None, trace: Trace | None = None) -> Event:
         """Store an event, and wake the run if it waits for one of that type and is still in time.
 
-        What a wait will take is stored although the run has as many as it may have: others do not stand in its way.
+        An event that a wait will take is stored even if the run is full: other events do not stand in its way.
         """
         limit = self.rules.limits_of(self.task.handler.namespace).max_pending_events
         waiting = sum(wait.event_type == event_type and wait.due_at >= self.now for wait in self.waits())
         if self.task.pending_events >= limit and waiting <= sum(one.type == event_type for one in self.events):
             raise PendingEventsLimit(
-                f"the instance has {limit} events that nobody took", instance_id=self.task.key, limit=limit
+                f"the instance has {limit} events that no step has taken; send more when steps wait for them",
+                instance_id=self.task.key,
+                limit=limit,
             )
         revision = self.task.revision + 1
         self.task = self.task._replace(revision=revision, pending_events=self.task.pending_events + 1)

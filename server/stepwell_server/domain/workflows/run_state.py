@@ -1,4 +1,4 @@
-"""What one transaction knows of a run: its task, its steps and its events, read once and written once."""
+"""A run as one transaction sees it: its task, its steps and its events, read once and written once."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class RunState:
         return any(wait.type is StepType.DO and wait.due_at == due for wait in self.waits())
 
     def told_again(self) -> list[Step]:
-        """What the worker may not have heard of: whatever changed by itself. Its own results it knows."""
+        """Steps that the worker may not know: those that changed by themselves. It knows its own results."""
         own = (StepType.DO, StepStatus.COMPLETED)
         return [step for step in self.steps.values() if (step.type, step.status) != own and not _is_open_wait(step)]
 

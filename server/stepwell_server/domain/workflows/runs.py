@@ -38,7 +38,7 @@ class Run(ChangingRun):
         self.last_report = max(reports, default=0)
 
     def apply(self, frame: Frame, session_id: str) -> FrameAnswer:
-        """Take a frame over. One that is refused uses its number up, and shows that its worker lives; no more."""
+        """Take a frame over. A refused frame uses its number up, and shows that its worker lives; no more."""
         before = self.task
         try:
             wake_at = self._take(frame, session_id)
@@ -92,8 +92,8 @@ class Run(ChangingRun):
             case Rejected() as rejected:
                 raise rejected.refusal
             case _:
-                raise InvalidField("a run is reported on step by step", field="body")
-        if self.is_contradicted:  # whoever takes it over replays it from what is stored
+                raise InvalidField("this frame is not for runs; report each step, then send Finish", field="body")
+        if self.is_contradicted:  # the next holder replays it from the stored steps
             self.task = self.task.lapsed(self.now)
         elif (
             self.task.stop is Stop.PAUSE and not (open_steps or frame.number < self.last_report) and self.ending is None
@@ -107,7 +107,7 @@ class Run(ChangingRun):
         return self.lease_now + self.rules.times.lease
 
     def _open_after(self, frame: Frame) -> list[OpenStep]:
-        """What is executing once the frame is durable. A run that is to pause begins nothing more."""
+        """Bodies that execute once the frame is durable. A run that is to pause begins nothing more."""
         if isinstance(frame.body, Suspend | Finish):
             return []
         reported = frame.body.reported_attempt or 0
@@ -187,7 +187,7 @@ class Run(ChangingRun):
             return
         due = self.now if suspend.yields else self.next_due()
         if due is None:
-            raise InvalidField("nothing of the run waits, so nothing would wake it", field="suspend")
+            raise InvalidField("the run has no wait that could wake it; send Wait first", field="suspend")
         reason = Reason.RETRY if self._is_retry(due) else Reason.WAKE
         released = self.task._replace(wake_again=False).released(self.now, due, reason, PRIORITY[reason])
         self.task = released._replace(

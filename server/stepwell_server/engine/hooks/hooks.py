@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
 
 from stepwell_server.domain.hooks.hooks import Hook, HookFilter, HookKey, NewHook
 from stepwell_server.domain.spine.births import Wanted
@@ -18,6 +17,7 @@ from stepwell_server.engine.hooks.calls import TriggerHook
 from stepwell_server.engine.spine.batches import Batches
 from stepwell_server.engine.spine.births import things
 from stepwell_server.engine.spine.group import committed_by
+from stepwell_server.engine.spine.ids import new_id
 from stepwell_server.engine.spine.kinds import Committed
 from stepwell_server.engine.spine.operators import Operator
 from stepwell_server.engine.spine.replica import Replica
@@ -38,13 +38,13 @@ class Hooks:
     tokens: PageTokens
 
     async def trigger(self, items: Sequence[tuple[NewHook | StepwellError, Asked]]) -> list[Hook | StepwellError]:
-        """Store hooks, each decided by itself, in order. What could not be read is refused in its place."""
+        """Store hooks, each decided by itself, in order. An item that could not be read is refused in its place."""
         return things(await self.batches.take(items, self._checked, _triggering))
 
     async def _checked(self, new: NewHook) -> NewHook:
         """The hook with an id, or why it is refused."""
         if not new.key.hook_id:
-            new = replace(new, key=replace(new.key, hook_id=uuid4().hex))
+            new = replace(new, key=replace(new.key, hook_id=new_id()))
         new.check()
         await self.batches.check_payload(new.key.namespace, "payload", new.payload)
         await self.replica.registry.name(new.handler)
@@ -95,7 +95,7 @@ class Hooks:
         return await self._change(key, asked, change, lambda tasks, at: committed_by(tasks, [], at))
 
     async def cancel(self, key: HookKey, asked: Asked) -> Hook:
-        """End a hook that has not ended. What its handler still reports is not stored."""
+        """End a hook that has not ended. Later reports of its handler are not stored."""
 
         def change(tx: Tx, hook: Hook, task: Task | None, at: Stamp) -> list[Task]:
             hook.check_can_cancel()
@@ -116,7 +116,7 @@ class Hooks:
         change: Callable[[Tx, Hook, Task | None, Stamp], Sequence[Task]],
         news: Callable[[Sequence[Task], Stamp], Committed],
     ) -> Hook:
-        """Change one hook under its lock, once per request id, and tell everybody."""
+        """Change one hook under its lock, once per request id, and announce it."""
         asked.check()
         touched = list[Task]()
         await self.replica.registry.limits_of(key.namespace)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 from stepwell_server.domain.hooks.hooks import HANDLER_NOT_FOUND, UNSERVED_FOR, Hook, check_hook_name
 from stepwell_server.domain.spine.executions import load_open
@@ -13,12 +14,14 @@ from stepwell_server.domain.spine.tasks import Task
 from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.times import Micros
-from stepwell_server.engine.hooks.book import HookBook, write_jobs
+from stepwell_server.engine.hooks.book import HookBook
 from stepwell_server.engine.spine.assignments import Assignment, Leased
+from stepwell_server.engine.spine.job_book import write_jobs
 from stepwell_server.engine.spine.kinds import Kind
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.hooks import hooks as store
 from stepwell_server.storage.spine import tasks as task_store
+from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.names import History
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake
@@ -29,7 +32,7 @@ UNSERVED_AT_ONCE = 500
 
 @dataclass(frozen=True, slots=True)
 class HookInput:
-    """What a worker must know of a hook."""
+    """The input of a job that executes a hook."""
 
     hook: Hook
 
@@ -47,10 +50,11 @@ class HookKind(Kind):
     """Durable one-shot messages to a handler."""
 
     kind = TaskKind.HOOK
+    defaults: ClassVar[Mapping[str, Any]] = {"description": ""}
 
     def book(self, rules: Rules) -> HookBook:
         """A book for one transaction."""
-        return HookBook(rules)
+        return HookBook(rules, store.ending)
 
     def hand_out(self, tx: Tx, leased: Sequence[Leased], rules: Rules, at: Stamp) -> list[Assignment]:
         """Lease due hooks. Those whose last execution was lost with its holder fail here."""
@@ -60,7 +64,7 @@ class HookKind(Kind):
             hook, job = found[one.task.id], Job(one.task, at.now, at.lease_now, rules)
             job.claim(one.owner, one.fence, hook.attempts, hook.policy)
             jobs.append(job)
-        return [_assignment(task, found[task.id]) for task in write_jobs(tx, jobs, at)]
+        return [_assignment(task, found[task.id]) for task in write_jobs(tx, jobs, at, store.ending)]
 
     def inputs(self, tx: Tx, tasks: Sequence[Task]) -> Mapping[int, HookInput]:
         """These hooks."""
@@ -74,6 +78,10 @@ class HookKind(Kind):
     def history(self) -> History:
         """How storage finds hooks of a name."""
         return store.refer_to
+
+    def kept(self) -> Kept:
+        """Where storage finds what became of hooks."""
+        return store.KEPT
 
     # ---- hooks that no worker takes
 
@@ -101,7 +109,7 @@ class HookKind(Kind):
             failure = Failure(HANDLER_NOT_FOUND, f"no worker hosts a hook named {hook.name}")
             job.give_up(hook.attempts, hook.policy, failure)
             jobs.append(job)
-        return write_jobs(tx, jobs, at)
+        return write_jobs(tx, jobs, at, store.ending)
 
 
 def _assignment(task: Task, hook: Hook) -> Assignment:

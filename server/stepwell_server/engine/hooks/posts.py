@@ -1,8 +1,8 @@
 """Deliveries: one signed POST to one receiver, over a connection that goes only where it may.
 
-The name is resolved once, every address is judged, and the connection goes to one of exactly these, whatever the name
-means by then. Nothing is followed and nothing is kept: no redirects, no proxies of the environment, one request per
-connection.
+The name is resolved once, and every address is checked. The connection goes to one of these addresses, even if the
+name has another by then. There are no redirects and no proxies of the environment, and a connection carries one
+request.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from stepwell_server.domain.hooks.addresses import IpAddress, is_public
 from stepwell_server.domain.hooks.webhooks import (
     NEW_SECRET_BYTES,
     AllowList,
-    Delivery,
-    DeliveryResult,
     Endpoint,
     Failed,
+    Post,
+    PostResult,
     Secret,
     Target,
     check_url,
@@ -53,8 +53,8 @@ Dial: TypeAlias = Callable[[IpAddress, int], Awaitable[socket.socket]]
 
 
 @dataclass(frozen=True, slots=True)
-class DeliveryLimits:
-    """What a receiver may cost: seconds to connect and in total, bytes of headers and of body that are read."""
+class PostLimits:
+    """Bounds on one delivery: seconds to connect and in total, bytes of headers and of body that are read."""
 
     connect: float = 5.0
     total: float = 15.0
@@ -95,12 +95,12 @@ class Deliverer:
         allowed: AllowList = frozenset(),
         ca_file: Path | None = None,
         *,
-        limits: DeliveryLimits | None = None,
+        limits: PostLimits | None = None,
         resolve: Resolve = resolve,
         dial: Dial = dial,
     ) -> None:
         self._allowed = allowed
-        self._limits = limits or DeliveryLimits()
+        self._limits = limits or PostLimits()
         self._resolve = resolve
         self._dial = dial
         self._tls = ssl.create_default_context()
@@ -108,10 +108,10 @@ class Deliverer:
         if ca_file is not None:
             self._tls.load_verify_locations(ca_file)
 
-    async def deliver(self, target: Target, delivery: Delivery) -> DeliveryResult:
-        """Attempt it once and say what became of it. Whatever the receiver does is a result, never an exception."""
+    async def deliver(self, target: Target, post: Post) -> PostResult:
+        """Attempt it once and return the result. An error of the receiver is a result, never an exception."""
         try:
-            return await self._attempt(target, delivery)
+            return await self._attempt(target, post)
         except (InvalidWebhookUrl, SsrfBlocked) as refused:
             return Failed(Failure(refused.reason, str(refused)))
         except TimeoutError as late:
@@ -125,9 +125,9 @@ class Deliverer:
         except h11.RemoteProtocolError as error:
             return _failed("WEBHOOK_UNREACHABLE", f"the receiver did not answer in HTTP: {error}")
 
-    async def _attempt(self, target: Target, delivery: Delivery) -> DeliveryResult:
+    async def _attempt(self, target: Target, post: Post) -> PostResult:
         endpoint = check_url(target.url, self._allowed)  # again: rules and allow-list may be newer than the target
-        headers, body = request_of(target, endpoint, delivery, USER_AGENT)
+        headers, body = request_of(target, endpoint, post, USER_AGENT)
         deadline = asyncio.get_running_loop().time() + self._limits.total
         async with asyncio.timeout_at(deadline):
             exchange = _Exchange(*await self._connect(endpoint), self._limits)
@@ -135,7 +135,7 @@ class Deliverer:
             async with asyncio.timeout_at(deadline):
                 exchange.send(endpoint.path, headers, body)
                 status, retry_after = await exchange.read_head()
-            return judge(status, retry_after, await exchange.read_body(deadline), delivery.now)
+            return judge(status, retry_after, await exchange.read_body(deadline), post.now)
         finally:
             exchange.close()
 
@@ -153,7 +153,7 @@ class Deliverer:
             raise TimeoutError(f"no connection within {self._limits.connect:g} seconds") from None
 
     async def _checked_addresses(self, endpoint: Endpoint) -> Sequence[IpAddress]:
-        """The addresses of the host, looked up once. One that is not public spoils them all."""
+        """The addresses of the host, looked up once. One address that is not public refuses the host."""
         addresses = await self._resolve(endpoint.host, endpoint.port)
         vouched_for = (endpoint.host, endpoint.port) in self._allowed
         if not vouched_for and not all(is_public(address) for address in addresses):
@@ -161,7 +161,7 @@ class Deliverer:
         return addresses
 
     async def _dial_one(self, addresses: Sequence[IpAddress], port: int) -> socket.socket:
-        """A connection to the first of these that answers, and to nobody else."""
+        """Connect to the first of these addresses that answers, and to no other."""
         failed = OSError("the host has no address")
         for address in dict.fromkeys(addresses):
             try:
@@ -179,7 +179,7 @@ class Deliverer:
 class _Exchange:
     """One request and its answer, as far as it may be read."""
 
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: DeliveryLimits) -> None:
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limits: PostLimits) -> None:
         self._reader = reader
         self._writer = writer
         self._limits = limits

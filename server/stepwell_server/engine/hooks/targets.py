@@ -37,7 +37,7 @@ class Targets:
     ) -> tuple[Target, Sequence[Secret]]:
         """Send the hooks of a name to a webhook, with the secrets given, kept or new, in this order of preference.
 
-        Returns the target, and those of its secrets that this very request has made: they are shown to nobody else.
+        Returns the target, and those of its secrets that this very request has made. No other call shows them.
         """
         if self.on_change is None:
             raise WebhooksDisabled("this server delivers no webhooks: start it with --webhooks")
@@ -53,7 +53,7 @@ class Targets:
             return fresh.fingerprint if fresh in chosen else ""
 
         target, made = await self._change(namespace, name, asked, work)
-        if target is None:  # this is a repetition, and somebody has deleted it meanwhile
+        if target is None:  # this is a repetition, and another call has deleted it meanwhile
             raise _not_found(name)
         return target, [one for one in target.secrets if one.fingerprint == made]
 
@@ -80,7 +80,7 @@ class Targets:
     async def _change(
         self, namespace: str, name: str, asked: Asked, work: Callable[[Tx], str]
     ) -> tuple[Target | None, str]:
-        """Change a target, once per request id, and tell everybody. Returns it as it is then, and what the work did."""
+        """Change a target, once per request id, and announce it. Returns the target and the result of the work."""
         asked.check()
         await self.replica.registry.limits_of(namespace)
 
@@ -98,7 +98,7 @@ class Targets:
 
 
 def changed(tx: Tx, handler: Handler, mark: int) -> Committed:
-    """What a transaction changed that let a handler do more, or less, than before."""
+    """The news of a transaction after which a handler may do more, or less, than before."""
     at, wakes = task_store.stamp(tx), tuple(next_wakes(tx, [handler]))
     return Committed(frozenset([handler]), at, wakes=wakes, mark=mark)
 

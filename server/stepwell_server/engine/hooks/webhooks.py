@@ -1,8 +1,8 @@
 """The replica as the worker of webhooks: it takes their hooks like any worker, and delivers them.
 
-A delivery is an execution of the hook's own task: leased, fenced and counted by the spine, executed after the commit
-that leased it, outside of any transaction. How many there are at a time for one target is the limit of its handler;
-one namespace has a share of all places, and a target that is broken rests.
+A delivery is an execution of the hook's own task: the spine leases, fences and counts it. It begins after the commit
+of its lease, outside of any transaction. The limit of a handler bounds the deliveries to its target at a time. One
+namespace has a share of all places, and a broken target rests.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from functools import partial
 
 import structlog
 
-from stepwell_server.domain.hooks.webhooks import Completed, Delivery, DeliveryResult, Failed, Gone, Target
+from stepwell_server.domain.hooks.webhooks import Completed, Failed, Gone, Post, PostResult, Target
 from stepwell_server.domain.spine.executions import load_open
 from stepwell_server.domain.spine.frames import Frame, News, Outcome
 from stepwell_server.domain.spine.handlers import Handler
@@ -163,7 +163,7 @@ class Webhooks:
         keeping = asyncio.create_task(self._keep(assignment.held))
         try:
             (opened,) = load_open(task.open_steps)
-            attempt = Delivery(
+            attempt = Post(
                 hook.idempotency_key, hook.name, hook.payload or EMPTY_OBJECT, opened.attempt, self._real_now()
             )
             result = await self.deliverer.deliver(served.target, attempt)
@@ -174,7 +174,7 @@ class Webhooks:
         finally:
             keeping.cancel()
 
-    def _judge(self, served: Served, result: DeliveryResult) -> None:
+    def _judge(self, served: Served, result: PostResult) -> None:
         """Let the target rest if it seems broken."""
         is_outage = isinstance(result, Failed) and result.is_outage
         if served.breaker.note(self.now(), is_outage=is_outage):
@@ -228,7 +228,7 @@ class Webhooks:
         await self.refresh()
 
 
-def _outcome(result: DeliveryResult) -> Outcome:
+def _outcome(result: PostResult) -> Outcome:
     match result:
         case Completed():
             return Outcome()

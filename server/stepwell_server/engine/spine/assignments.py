@@ -16,7 +16,7 @@ from stepwell_server.storage.spine.wakes import HandlerWake
 
 
 class Input(Protocol):
-    """What a worker must know of a task besides the task itself. The api knows how each type is written."""
+    """The input of a task for its worker, besides the task itself. The api knows how each type is written."""
 
     @property
     def size(self) -> int:
@@ -66,7 +66,7 @@ class Leased:
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """What a connected worker hosts, and how many tasks it can take."""
+    """The handlers of a connected worker, and how many tasks it can take."""
 
     owner: Owner
     handlers: frozenset[Handler]
@@ -81,7 +81,7 @@ class Capacity:
 
 @dataclass(frozen=True, slots=True)
 class Claimed:
-    """What a claim got, and when the handlers that gave less than was asked for are due next."""
+    """The tasks of a claim, and when the handlers that gave less than was asked for are due next."""
 
     assigned: tuple[Assignment, ...] = ()
     wakes: tuple[HandlerWake, ...] = ()
@@ -89,7 +89,7 @@ class Claimed:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a claim wants: tasks for these workers."""
+    """The wishes of a claim: tasks for these workers."""
 
     capacities: Sequence[Capacity]
     patience: Micros = 0

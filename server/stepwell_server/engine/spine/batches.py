@@ -34,7 +34,7 @@ class Batches:
         check: Callable[[New], Awaitable[New]],
         call: Callable[[New, Asked], HotCall],
     ) -> list[Any]:
-        """Commit what each item asks for, in their order. One that is refused, whenever, is refused alone."""
+        """Commit the call of each item, in their order. A refused item is refused alone, at any time."""
         self.check_size("items", len(items))
         checked = [await self._checked(new, asked, check) for new, asked in items]
         sent = [

@@ -10,7 +10,8 @@ from stepwell_server.domain.spine.births import Birth, Found, Key, Keyed, Wanted
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.spine.leases import Lease, Owner
 from stepwell_server.domain.spine.tasks import NewTask
-from stepwell_server.domain.values.errors import IdempotencyKeyReused, StepwellError
+from stepwell_server.domain.values.asked import reused
+from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.engine.spine.books import Group, HotCall, Later
 from stepwell_server.storage.database.database import Tx
 
@@ -20,7 +21,7 @@ Thing = TypeVar("Thing", bound=Keyed)
 
 @dataclass(frozen=True, slots=True)
 class Created(Generic[Thing]):
-    """What a call created, or had created when it was first sent."""
+    """The thing that a call created, now or when it was first sent."""
 
     thing: Thing
     is_new: bool = False
@@ -42,13 +43,13 @@ class Store(Generic[New, Thing]):
     insert: Callable[[Tx, Sequence[Birth[New]]], set[int]]
     """Store what is not there yet, and return its numbers."""
     find: Callable[[Tx, Iterable[Birth[New]]], Sequence[Found[Thing]]]
-    """What is there already, by key or by request."""
+    """The things that exist already, by key or by request."""
     task: Callable[[Birth[New]], NewTask]
 
 
 @dataclass(slots=True)
 class Births(Generic[New, Thing]):
-    """What the calls of one group create of one kind."""
+    """The things of one kind that the calls of one group create."""
 
     store: Store[New, Thing]
     wanted: dict[Key, Wanted[New]] = field(default_factory=dict)
@@ -122,11 +123,11 @@ class Create(HotCall, Generic[New, Thing]):
         return Later(lambda: self._outcome(group, births))
 
     def births(self, group: Group) -> Births[New, Thing]:
-        """What the group creates of this kind."""
+        """The things of this kind that the group creates."""
         raise NotImplementedError
 
     def newborn(self, group: Group, birth: Birth[New]) -> Thing:
-        """What was just stored."""
+        """Convert the thing that was just stored."""
         raise NotImplementedError
 
     def exists(self) -> StepwellError:
@@ -139,7 +140,7 @@ class Create(HotCall, Generic[New, Thing]):
             return Created(self.newborn(group, birth), is_new=True)
         key = births.earlier(self.wanted) if birth is None else self.wanted.new.key
         if key is None:
-            return self._reused()
+            return reused(self.wanted.request_id)
         return self._repeated(group, births, key)
 
     def _repeated(self, group: Group, births: Births[New, Thing], key: Key) -> Created[Thing] | StepwellError:
@@ -149,14 +150,10 @@ class Create(HotCall, Generic[New, Thing]):
         if self.wanted.request_id is None or self.wanted.request_id != first.request_id:
             return self.exists()
         if self.wanted.request_hash != first.request_hash:
-            return self._reused()
+            return reused(self.wanted.request_id)
         return Created(births.found[key].thing if birth is None else self.newborn(group, birth))
-
-    def _reused(self) -> IdempotencyKeyReused:
-        reused = "this request_id was used for another request"
-        return IdempotencyKeyReused(reused, request_id=self.wanted.request_id)
 
 
 def things(answers: Iterable[Any]) -> list[Any]:
-    """What calls created; refusals stay as they are."""
+    """The things that calls created; refusals stay as they are."""
     return [answer.thing if isinstance(answer, Created) else answer for answer in answers]

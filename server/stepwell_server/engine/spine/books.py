@@ -16,10 +16,12 @@ from stepwell_server.domain.spine.handlers import TaskKind
 from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.spine.tasks import NewTask, Task
 from stepwell_server.domain.spine.work import Rules, Work
+from stepwell_server.domain.values.asked import RequestKey
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.engine.spine.assignments import Ask, Assignment, Claimed
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.statements import Statement, Write
+from stepwell_server.storage.spine.fates import Fate
 from stepwell_server.storage.spine.tasks import Stamp, TaskKey
 
 _SMALL = 200
@@ -70,6 +72,24 @@ class HotCall:
         """The kind that may decide it by these images of held tasks. None: it is decided under the lock."""
         return None
 
+    @property
+    def weight(self) -> int:
+        """How many items it brings."""
+        return 1
+
+    @property
+    def request(self) -> RequestKey | None:
+        """Its request, if its reply is stored: then it is decided once, and a repetition is answered with that."""
+        return None
+
+    def dump(self, answer: Any) -> Any:
+        """Make the stored reply of an answer, as JSON. None: it accepted nothing, so a repetition is decided anew."""
+        raise NotImplementedError
+
+    def load(self, reply: Any) -> Any:
+        """The answer to a repetition."""
+        raise NotImplementedError
+
     def want(self, group: Group) -> None:
         """Note in the books what must be read, now that the tasks are locked."""
 
@@ -119,6 +139,9 @@ class Group:
     removed: set[int] = field(default_factory=set)
     fresh: dict[TaskKey, NewTask] = field(default_factory=dict)
     inserted: dict[TaskKey, Task] = field(default_factory=dict)
+    fates: dict[int, Fate] = field(default_factory=dict)
+    """What became of tasks: by a call of this group, or before it, as far as a call wants to know."""
+    fates_wanted: set[int] = field(default_factory=set)
     told: list[Task] = field(default_factory=list)
     """Tasks that the listener of engine events made."""
     claims: list[LateClaim] = field(default_factory=list)
@@ -154,6 +177,8 @@ class Group:
     def settle(self, work: Work, before: Task) -> None:
         """Keep what became of the task of a piece of work."""
         if work.ending is not None:
+            handler = work.task.handler
+            self.fates[work.task.id] = Fate(handler.kind, handler.namespace, True, work.ending.fence)
             self.remove(work.task)
         elif work.task != before:
             self.put(work.task)
@@ -169,20 +194,8 @@ class Group:
         return late
 
 
-@dataclass(frozen=True, slots=True)
-class LostLease:
-    """Why a lease is gone."""
-
-    refusal: StepwellError
-    by_holder: bool = False
-    """The holder itself ended the task under this lease: its report is acknowledged again."""
-
-
 class Book:
     """What one transaction knows of the tasks of a kind."""
-
-    def begin(self, group: Group) -> None:
-        """Begin without reading anything: the group is decided by images."""
 
     def locking(self, calls: Sequence[HotCall], *, waiting: bool) -> Iterable[Statement[Any]]:
         """What locks rows other than tasks, before the time is taken; each statement keeps what it finds."""
@@ -198,9 +211,6 @@ class Book:
     def want(self, task: Task, frames: Sequence[Frame], *, again: bool) -> None:
         """Note that frames about this task will be applied; `again`: tell the worker all that it may have missed."""
 
-    def want_end(self, task_id: int) -> None:
-        """Note that a call asks how a task ended that is not there, or not under its lease."""
-
     def read(self, tx: Tx, group: Group) -> None:
         """Read what was noted and not read ahead, in a few statements."""
 
@@ -208,9 +218,9 @@ class Book:
         """The work of a locked task, as the calls before this one left it."""
         raise NotImplementedError
 
-    def lost(self, held: Held, namespace: str | None) -> LostLease | None:
-        """Why a lease is gone, of that namespace or of any. None: this kind knows nothing of the task."""
-        return None
+    def superseded(self, held: Held) -> StepwellError:
+        """The refusal of a report whose task has ended, or began again."""
+        return held.lost()
 
     def bear(self, tx: Tx, group: Group) -> None:
         """Write what the calls create, as far as it is not there yet, and schedule its tasks."""

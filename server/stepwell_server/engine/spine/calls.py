@@ -201,8 +201,7 @@ class ReportFrames(_ByHolder):
         if task is not None:
             group.books[task.handler.kind].want(task, self.frames, again=self._tells_all(task))
             return
-        for book in group.books.values():
-            book.want_end(self.held.task_id)
+        group.fates_wanted.add(self.held.task_id)
 
     def decide(self, group: Group) -> News:
         """Apply what is new, then end the waits that are over and the executions that take too long."""
@@ -248,13 +247,13 @@ class ReportFrames(_ByHolder):
 
     def _lost(self, group: Group) -> News:
         """The lease is gone: by this worker's own last frame, which is then acknowledged again, or otherwise."""
-        for book in group.books.values():
-            lost = book.lost(self.held, self.namespace)
-            if lost is not None and lost.by_holder:
-                return News(tuple(FrameAnswer(one.number, Verdict.REPEATED, released=True) for one in self.frames))
-            if lost is not None:
-                return News(stale=lost.refusal)
-        return News(stale=self.held.lost())
+        fate = group.fates.get(self.held.task_id)
+        if fate is None or self.namespace not in (None, fate.namespace):
+            return News(stale=self.held.lost())
+        if fate.ended_fence == self.held.fence:
+            return News(tuple(FrameAnswer(one.number, Verdict.REPEATED, released=True) for one in self.frames))
+        is_over = fate.supersedes(self.held)
+        return News(stale=group.books[fate.kind].superseded(self.held) if is_over else self.held.lost())
 
 
 @dataclass(frozen=True, slots=True)

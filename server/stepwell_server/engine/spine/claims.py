@@ -20,7 +20,7 @@ from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import next_wakes
 
 MOST_ASKED = 64
-"""Handlers that one claim asks for. What it costs grows with them, and most of them have nothing."""
+"""Handlers that one claim asks for. Its cost grows with them, and most of them have nothing due."""
 
 
 class Rotation:
@@ -75,7 +75,7 @@ def give_back_lost(tx: Tx, known: Mapping[Owner, frozenset[int]], kinds: Kinds) 
 
 
 def _placed(due: Sequence[Task], capacities: Sequence[Capacity]) -> list[tuple[Task, Owner]]:
-    """Each task with the worker that has it in memory, if that one can take it, else with the one with most room."""
+    """Pair each task with the worker that has it in memory, if that can take it, else with the one with most room."""
     left = {capacity.owner: capacity.credits for capacity in capacities}
     assert len(left) == len(capacities), "a worker is named once"
     taken: Counter[tuple[Owner, str]] = Counter()

@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any
-from uuid import uuid4
 
 import structlog
 
@@ -27,22 +26,21 @@ from stepwell_server.domain.values.errors import (
     ShuttingDown,
     StepwellError,
 )
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.books import HotCall, Undecided
 from stepwell_server.engine.spine.express import Decided, Express, Part
 from stepwell_server.engine.spine.group import GroupResult, run_group
+from stepwell_server.engine.spine.ids import new_id
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
 from stepwell_server.engine.spine.kinds import Committed, Kinds
+from stepwell_server.engine.spine.sharing import Sharing
 from stepwell_server.engine.spine.timings import Stage, Timings, Way
-from stepwell_server.storage.database.database import Database, TxOptions
+from stepwell_server.storage.database.database import Database, LostRace, TxOptions
 
-GROUP_CALLS = 500
 SHARE = 10
-"""Calls of each namespace in a group while several send: whoever comes then waits for a small one."""
+"""Items of each namespace in a group while several send: whoever comes then waits for a small one."""
 SHARE_BYTES = 8 * 1024
 """Of a call, for which it counts as one more."""
-SHARED_FOR = 1.0
-"""Seconds for which they are taken to do so."""
-GROUP_BYTES = 4 * 1024 * 1024
 PATIENCE = 3
 """Groups that a call waits out before it takes the slow lane."""
 SHORTEST_PAUSE = 0.001
@@ -68,16 +66,21 @@ class Committer:
     mark: Callable[[], int] = int
     """What the wake bus has noted, to be asked before a transaction begins."""
     timings: Timings = field(default_factory=Timings)
+    tuning: Tuning = DEFAULT
     express: Express | None = None
     """None: every call is decided under its lock."""
-    _inbox: Inbox = field(default_factory=Inbox)
-    _shared_until: float = 0.0
-    """Until then groups are small, whoever sends."""
+    _inbox: Inbox = field(init=False)
+    _sharing: Sharing = field(init=False)
+    """Whether several namespaces send: then groups are small, whoever waits."""
     _arrived: asyncio.Event = field(default_factory=asyncio.Event)
     _slow: dict[Hashable, asyncio.Task[None]] = field(default_factory=dict)
     """Calls on the slow lane, by their entity."""
     _lane: asyncio.Lock = field(default_factory=asyncio.Lock)
     """One of them at a time: however many rows are locked, waiting for them takes one connection."""
+
+    def __post_init__(self) -> None:
+        self._inbox = Inbox(tuning=self.tuning)
+        self._sharing = Sharing(self.tuning.shared_for)
 
     async def submit(self, call: HotCall, sender: Sender = SERVER) -> Any:
         """Commit the call with others and return its answer, or raise its refusal."""
@@ -87,6 +90,8 @@ class Committer:
         """Take the call in, after all that its sender sent before. The future brings its answer or its refusal."""
         waiting = Waiting(call, sender, asyncio.get_running_loop().create_future())
         self._inbox.put(waiting)
+        if sender.namespace != SERVER.namespace:
+            self._sharing.note(sender.namespace)
         self._arrived.set()
         return waiting.answer
 
@@ -116,26 +121,24 @@ class Committer:
         """The next calls, up to the limits of a group; those about an entity on the slow lane stay behind."""
         group: list[Waiting] = []
         behind: list[Waiting] = []
-        size, share, taken = 0, self._share(), Counter[str]()
-        while self._inbox and len(group) < GROUP_CALLS and (not group or size < GROUP_BYTES):
-            waiting = self._inbox.take()
+        inbox, tuning, taken, spent = self._inbox, self.tuning, Counter[str](), set[str]()
+        size, room = 0, tuning.group_items
+        share = SHARE if self._sharing.is_shared else tuning.group_items
+        while inbox.turn_to_others(spent) and len(group) < tuning.group_calls and size < tuning.group_bytes:
+            if group and inbox.next.call.weight > room:
+                break
+            waiting = inbox.take()
             if waiting.call.entity in self._slow:
                 behind.append(waiting)
                 continue
             group.append(waiting)
-            size += waiting.call.size
-            taken[waiting.sender.namespace] += 1 + waiting.call.size // SHARE_BYTES
-            if taken[waiting.sender.namespace] >= share:  # as all others have, or they have no more
-                break
-        self._inbox.put_back(behind)
+            size += waiting.size
+            room -= waiting.call.weight
+            taken[waiting.sender.namespace] += waiting.call.weight + waiting.size // SHARE_BYTES
+            if taken[waiting.sender.namespace] >= share:
+                spent.add(waiting.sender.namespace)
+        inbox.put_back(behind)
         return group
-
-    def _share(self) -> int:
-        """How much of a group one namespace may have: little while several send, so that each has its turn soon."""
-        now = asyncio.get_running_loop().time()
-        if self._inbox.is_shared:
-            self._shared_until = now + SHARED_FOR
-        return SHARE if now < self._shared_until else GROUP_CALLS
 
     async def _commit_express(self, group: list[Waiting]) -> list[Waiting]:
         """Commit what can be decided by images. Returns the rest, in order."""
@@ -162,7 +165,7 @@ class Committer:
             self._fail(decided.waiting, error)
             return decided.refused
         except Exception as error:
-            log.debug("express_failed", calls=len(decided.waiting), error=repr(error))
+            log.warning("express_failed", calls=len(decided.waiting), error=repr(error))
             return decided.refused + await self._commit_parts(decided)
         done, missed, result = decided.settle(written)
         for waiting in missed:
@@ -187,6 +190,9 @@ class Committer:
         try:
             result = await self._run([waiting.call for waiting in group], _HOT)
         except Exception as error:
+            lost = _lost(error)
+            if lost:
+                return await self._commit_without(group, lost)
             if len(group) > 1 and (isinstance(error, _DIVIDED) or not isinstance(error, StepwellError)):
                 return await self._commit_halves(group)
             if isinstance(error, Conflict):
@@ -206,10 +212,21 @@ class Committer:
         """Commit one half, then the other without calls that must wait behind an undecided one of the first."""
         middle = len(group) // 2
         undecided = await self._commit(group[:middle])
+        return undecided + await self._commit_others(group[middle:], undecided)
+
+    async def _commit_without(self, group: Sequence[Waiting], lost: Collection[Hashable]) -> list[Waiting]:
+        """Commit a group without the calls whose requests another replica is answering again and again."""
+        losers = [waiting for waiting in group if waiting.call.request in lost]
+        for waiting in losers:
+            waiting.passed_over += 1
+        return await self._commit_others(group, losers)
+
+    async def _commit_others(self, group: Sequence[Waiting], undecided: Sequence[Waiting]) -> list[Waiting]:
+        """Commit the calls about other entities than these. Returns what stays undecided, in order."""
         stuck = {waiting.call.entity for waiting in undecided}
-        undecided += [waiting for waiting in group[middle:] if waiting.call.entity in stuck]
-        rest = [waiting for waiting in group[middle:] if waiting.call.entity not in stuck]
-        return undecided + (await self._commit(rest) if rest else [])
+        behind = [waiting for waiting in group if waiting.call.entity in stuck]
+        rest = [waiting for waiting in group if waiting.call.entity not in stuck]
+        return behind + (await self._commit(rest) if rest else [])
 
     def _answer(self, group: Sequence[Waiting], result: GroupResult, way: Way = Way.HOT) -> list[Waiting]:
         undecided: list[Waiting] = []
@@ -257,11 +274,16 @@ class Committer:
     def _fail(self, group: Sequence[Waiting], error: Exception) -> None:
         refusal = error
         if not isinstance(error, StepwellError):
-            log_id = uuid4().hex
+            log_id = new_id()
             log.error("hot_call_failed", log_id=log_id, calls=len(group), exc_info=error)
             refusal = Internal(f"internal error; the server's log has it as {log_id}", log_id=log_id)
         for waiting in group:
             waiting.settle(_own(refusal))
+
+
+def _lost(error: Exception) -> Collection[Hashable]:
+    """The parts of a group that lost a race twice, as far as the error names them."""
+    return error.__cause__.lost if isinstance(error.__cause__, LostRace) else ()
 
 
 def _own(refusal: Exception) -> Exception:

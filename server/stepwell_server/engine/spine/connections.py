@@ -37,7 +37,7 @@ class Connection:
         hosted: frozenset[Handler],
         read_state: Callable[[Held], Awaitable[Assignment]],
     ) -> None:
-        outbox = Outbox(replica.registry.limits.outbox_bytes)
+        outbox = Outbox(replica.registry.limits.outbox_bytes, replica.tuning.part_messages)
         self.owner = owner
         self.worker = LocalWorker(owner, hosted, self._deliver, self._tell, namespace=namespace)
         self._link = Link(owner, self.worker, replica.committer, replica.handout, outbox)
@@ -47,7 +47,7 @@ class Connection:
 
     @property
     def outbox(self) -> Outbox:
-        """What waits to go out."""
+        """The messages that wait to go out."""
         return self._link.outbox
 
     @property
@@ -58,7 +58,7 @@ class Connection:
     # ---- out
 
     async def take(self) -> list[Message]:
-        """What goes out next, once something does: what went out before is written. Raises why the stream must end."""
+        """Take the next messages, once there are some: those before are written. Raises why the stream must end."""
         self._link.outbox.written()
         if self._link.worker.is_full and not self._link.outbox.is_full:
             self._link.worker.is_full = False
@@ -106,7 +106,7 @@ class Connection:
         self._renewals.acknowledge(held)
 
     async def heartbeat(self, number: int, held: Iterable[Held]) -> None:
-        """Renew these leases, and say when that is durable. One that cannot be renewed is lost alone."""
+        """Renew these leases, and say when that is durable. A lease that cannot be renewed is lost alone."""
         await self._renewals.heartbeat(number, held)
 
     async def report(self, held: Held, frames: tuple[Frame, ...]) -> None:

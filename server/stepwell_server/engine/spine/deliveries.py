@@ -28,14 +28,14 @@ log = structlog.get_logger()
 
 
 class Deliveries:
-    """One per replica. Whatever a transaction leased, by a claim or as it was created, comes here once."""
+    """One per replica. Each task that a transaction leased, by a claim or at its birth, comes here once."""
 
     def __init__(self, committer: Committer, workers: LocalWorkers, holders: Holders) -> None:
         self._committer = committer
         self._workers = workers
         self._holders = holders
         self._late: dict[Held, asyncio.Task[None]] = {}
-        """What is leased, and delivered when its input is read."""
+        """Tasks that are leased, and delivered when their input is read."""
         self._reading = asyncio.Lock()
 
     def deliver(self, committed: Committed) -> None:
@@ -80,8 +80,9 @@ class Deliveries:
             self._hand(assignment, began)
 
     async def _with_inputs(self, unread: Sequence[Assignment]) -> list[Assignment]:
-        """The same with all that their workers must know, which nobody changes while they are leased. Read one after
-        the other: the connections of which this takes one are few, and groups need them more."""
+        """Read the input of tasks, which does not change while they are leased.
+
+        One transaction after the other: connections are few, and groups need them more."""
         kinds = self._committer.kinds
         async with self._reading:
             return await self._committer.db.run_tx(lambda tx: kinds.with_inputs(tx, unread), _READ_INPUTS)
@@ -89,8 +90,8 @@ class Deliveries:
     def _hand(self, assignment: Assignment, began: float) -> None:
         """Give a task to its worker, if that is there and reads, its input is known, and the lease is young.
 
-        Else it goes back. Its lease is for the ack window, from when its transaction began. If this replica stood still
-        since, or the commit did, another may have the task by now, and would not know of an execution under our lease.
+        Else the task goes back. Its lease covers the ack window, from the begin of its transaction. If this replica or
+        the commit was frozen since then, another worker may have the task by now.
         """
         worker = self._workers.get(assignment.holder)
         if worker is None or worker.is_full or assignment.input is None or self._is_too_late(began):

@@ -1,6 +1,6 @@
 """Express groups: calls that are decided by what the replica knows, and written by one statement under a guard.
 
-What a worker of this replica holds changes by its own reports, as a rule. So the replica keeps images: tasks as they
+A task that a worker of this replica holds changes by its reports, as a rule. So the replica keeps images: tasks as they
 were last written, of which nothing else need be known. A report is decided by the image, with the same rules as under
 the lock, and written if the stored task still is what the image says. Where it is not, nothing of that report was
 written, and the call goes the ordinary way, which locks, reads and decides anew. Nothing rests on an image being right.
@@ -17,7 +17,8 @@ from stepwell_server.domain.spine.tasks import Task
 from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.engine.spine import kinds as contract
-from stepwell_server.engine.spine.books import Group, Later
+from stepwell_server.engine.spine import replies
+from stepwell_server.engine.spine.books import Group
 from stepwell_server.engine.spine.group import GroupResult, committed_of
 from stepwell_server.engine.spine.inbox import Waiting
 from stepwell_server.engine.spine.kinds import Kinds
@@ -53,7 +54,7 @@ class Decided:
     """Those that must be decided under their locks."""
 
     def write(self) -> Callable[[Tx], Any]:
-        """What writes them."""
+        """The function that writes them."""
         return self.express.write(self.group, [one.call for one in self.waiting])
 
     def settle(self, written: Any) -> tuple[list[Waiting], list[Waiting], GroupResult]:
@@ -63,9 +64,7 @@ class Decided:
         done = [one for one, is_written in zip(self.waiting, settled, strict=True) if is_written]
         missed = [one for one, is_written in zip(self.waiting, settled, strict=True) if not is_written]
         answers = [
-            answer.answer() if isinstance(answer, Later) else answer
-            for answer, is_written in zip(self.answers, settled, strict=True)
-            if is_written
+            replies.settled(answer) for answer, is_written in zip(self.answers, settled, strict=True) if is_written
         ]
         born = [assignment for book in self.group.books.values() for assignment in book.assigned(self.group)]
         self.measured.born = [assignment.task for assignment in born]
@@ -107,8 +106,7 @@ class Express:
         express = self.kinds[part.kind].express
         assert express is not None
         group = Group(self.rules, self.now(), {}, frozenset(), self.kinds.books(self.rules))
-        for book in group.books.values():
-            book.begin(group)
+        express.begin(group)
         decided = Decided(part.kind, express, group, measured)
         for waiting in part.calls:
             self._decide(decided, waiting)

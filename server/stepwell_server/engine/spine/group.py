@@ -12,13 +12,16 @@ from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.engine.spine.assignments import Assignment
-from stepwell_server.engine.spine.books import Book, Group, HotCall, Later, Undecided
+from stepwell_server.engine.spine.books import Book, Group, HotCall, Undecided
 from stepwell_server.engine.spine.claims import claim
 from stepwell_server.engine.spine.kinds import Committed, Kinds, Listener
+from stepwell_server.engine.spine.replies import asked_by, recall, remember, settled
 from stepwell_server.engine.spine.timings import Measured, Stage
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.statements import Statement, ask_together, write
+from stepwell_server.storage.spine import fates
 from stepwell_server.storage.spine import tasks as store
+from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.tasks import Stamp, TaskKey
 from stepwell_server.storage.spine.wakes import HandlerWake
 
@@ -37,18 +40,22 @@ def run_group(tx: Tx, calls: Sequence[HotCall], kinds: Kinds, rules: Rules, *, w
     measured = Measured()
     group = _open(tx, calls, kinds.books(rules), rules, waiting=waiting)
     measured.end(Stage.LOCK)
-    _read(tx, group, calls)
+    asked = asked_by(calls)
+    recalled = recall(tx, calls, asked) if asked else {}
+    _read(tx, group, calls, recalled, kinds.kept())
     measured.end(Stage.READ)
-    decided = _decide(group, calls)
+    decided = _decide(group, calls, recalled)
     measured.end(Stage.DECIDE)
     _write(tx, group, kinds.listener)
+    if asked:
+        remember(tx, calls, decided, {place: key for place, key in asked.items() if place not in recalled})
     measured.end(Stage.WRITE)
     if group.claims:
         for late in group.claims:
             late.claimed = claim(tx, late.ask, kinds, rules)
         measured.end(Stage.CLAIM)
         measured.claimed = [assignment.task for late in group.claims for assignment in late.claimed.assigned]
-    answers = [answer.answer() if isinstance(answer, Later) else answer for answer in decided]
+    answers = [settled(answer) for answer in decided]
     born = [assignment for book in group.books.values() for assignment in book.assigned(group)]
     measured.born = [assignment.task for assignment in born]
     return GroupResult(answers, committed_of(group, born), measured)
@@ -91,19 +98,28 @@ def _asked(
     return asked
 
 
-def _read(tx: Tx, group: Group, calls: Sequence[HotCall]) -> None:
-    for call in calls:
-        if not _is_stuck(call, group):
+def _read(
+    tx: Tx, group: Group, calls: Sequence[HotCall], recalled: Mapping[int, Any], kept: Mapping[TaskKind, Kept]
+) -> None:
+    for place, call in enumerate(calls):
+        if place not in recalled and not _is_stuck(call, group):
             call.want(group)
     for book in group.books.values():
         book.read(tx, group)
+    if group.fates_wanted:
+        group.fates = fates.read(tx, group.fates_wanted, kept)
 
 
-def _decide(group: Group, calls: Sequence[HotCall]) -> list[Any]:
+def _decide(group: Group, calls: Sequence[HotCall], recalled: Mapping[int, Any]) -> list[Any]:
     """An answer, a refusal or `Undecided` per call."""
     answers: list[Any] = []
     stuck: set[Hashable] = set()
-    for call in calls:
+    for place, call in enumerate(calls):
+        if place in recalled:
+            answers.append(recalled[place])
+            if isinstance(recalled[place], Undecided):
+                stuck.add(call.entity)
+            continue
         if call.entity in stuck or _is_stuck(call, group):
             stuck.add(call.entity)
             answers.append(Undecided())

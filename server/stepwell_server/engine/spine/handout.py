@@ -26,14 +26,12 @@ from stepwell_server.engine.spine.claims import Rotation, give_back_lost
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.deliveries import Deliveries
 from stepwell_server.engine.spine.group import committed_by
-from stepwell_server.engine.spine.holders import ASKED_AGAIN, Holders
+from stepwell_server.engine.spine.holders import Holders
 from stepwell_server.engine.spine.local_workers import LocalWorker, LocalWorkers
 from stepwell_server.engine.spine.wakes import WakeBus
 from stepwell_server.storage.database.database import TxOptions
 from stepwell_server.storage.spine.claims import STICKY
 
-SHORTEST_PAUSE = 0.025
-"""Seconds after a claim that got nothing although something was due; doubled each time, until something changes."""
 LONGEST_PAUSE = 5.0
 _RECOVER = TxOptions(label="recover", reserved=True)
 
@@ -96,7 +94,8 @@ class Handout:
 
     async def run(self) -> None:
         """Claim what is due and fire what is over, until cancelled."""
-        pause = SHORTEST_PAUSE
+        shortest = self._committer.tuning.claim_pause
+        pause = shortest
         while True:
             self.workers.changed.clear()
             number = self._bus.number
@@ -106,10 +105,10 @@ class Handout:
             if not self._something_due():
                 await self._wait(number, self._until_next(looked_at))
             elif await self._claim():
-                pause = SHORTEST_PAUSE
+                pause = shortest
             else:
                 await self._wait(number, _sooner(pause, self._until_next(looked_at)))
-                pause = SHORTEST_PAUSE if self._bus.number != number else min(pause * 2, LONGEST_PAUSE)
+                pause = shortest if self._bus.number != number else min(pause * 2, LONGEST_PAUSE)
 
     def _fire(self) -> None:
         now = self._bus.time.now()
@@ -121,8 +120,10 @@ class Handout:
         return self._embedded and any(self._bus.is_due(handler) for handler in self.workers.wanted())
 
     def _until_next(self, looked_at: Micros) -> float | None:
-        """Seconds until the next time that this replica waits for: of a task that is held, or of work that was not due
-        when it looked. What has become due since counts, too: no claim has asked for it."""
+        """Seconds until a held task or other work becomes due.
+
+        Work that has become due after `looked_at` counts, too: no claim has asked for it.
+        """
         times = [
             at for handler in self.workers.wanted() if (at := self._bus.due_at(handler)) is not None and at > looked_at
         ]
@@ -151,8 +152,8 @@ class Handout:
     async def _claim(self, order: ProcessOrder | None = None) -> list[Held]:
         """Claim for all our workers at once. Returns what they were given.
 
-        Where more is due than one claim asks for, the next ask for the rest: an order until it is carried out, else
-        until something is given.
+        Where more is due than one claim asks for, the next claims ask for the rest. They end when the order is carried
+        out, or without an order when something was given.
         """
         given: list[Held] = []
         wanted = {handler for worker in self.workers.able() for handler in _wanted_of(worker, order)}
@@ -209,7 +210,7 @@ class Handout:
     async def _recover(self) -> None:
         """Return what was leased by a claim whose answer was lost. Until then those workers get nothing more.
 
-        What is still on its way to a worker would look as if it were lost, so its arrival is waited for.
+        A task that is still on its way to a worker would look lost, so its arrival is waited for.
         """
         unsure = [one for one in self.workers if one.has_lost_claim and not (one.births or one.lent)]
         if not unsure:
@@ -220,7 +221,7 @@ class Handout:
             returned, at = await db.run_tx(lambda tx: give_back_lost(tx, known, kinds), _RECOVER)
         except StepwellError as error:
             log.debug("lost_claims_not_returned", reason=error.reason)
-            asyncio.get_running_loop().call_later(ASKED_AGAIN, self.workers.changed.set)
+            asyncio.get_running_loop().call_later(self._committer.tuning.question_retry, self.workers.changed.set)
             return
         for worker in unsure:
             worker.has_lost_claim = False

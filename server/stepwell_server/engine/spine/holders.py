@@ -16,9 +16,6 @@ from stepwell_server.engine.spine.calls import ReportFrames
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.local_workers import LocalWorker
 
-ASKED_AGAIN = 1.0
-"""Seconds after which a question about a held task is asked again that the database did not answer."""
-
 log = structlog.get_logger()
 
 
@@ -75,7 +72,7 @@ class Holders:
                 self._committer.express.images.pop(task_id, None)
 
     def forget_images(self, task_ids: Iterable[int]) -> None:
-        """Drop what is known of tasks: they are not held here, or somebody else has changed them."""
+        """Drop what is known of tasks: they are not held here, or another replica has changed them."""
         self.keep_images(dict.fromkeys(task_ids))
 
     def set_timer(self, worker: LocalWorker, held: Held, at: Micros | None) -> None:
@@ -126,7 +123,7 @@ class Holders:
     def _ask_later(self, worker: LocalWorker, held: Held) -> None:
         """The answer did not come, though what it was about may be committed."""
         worker.must_repeat.add(held.task_id)
-        asyncio.get_running_loop().call_later(ASKED_AGAIN, self._ask_if_held, worker, held)
+        asyncio.get_running_loop().call_later(self._committer.tuning.question_retry, self._ask_if_held, worker, held)
 
     def _ask_if_held(self, worker: LocalWorker, held: Held) -> None:
         if self._holders.get(held.task_id) is worker and worker.holds(held):

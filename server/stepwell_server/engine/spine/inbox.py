@@ -1,24 +1,22 @@
 """The inbox of the committer: calls that wait, each behind the earlier ones of its own sender.
 
 Namespaces take turns, and within a namespace its senders do, call by call: however much one of them sends, the next
-call of another waits for its turn and not for all of that. A full inbox has room for whoever has little in it, at the
-cost of whoever has most.
+call of another waits for its turn and not for all of that. A call counts by the items that it brings. A full inbox has
+room for whoever has little in it, at the cost of whoever has most.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Set
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, NamedTuple
 
 from stepwell_server.domain.values.errors import ServerBusy
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.books import HotCall
-
-INBOX_CALLS = 10_000
-INBOX_BYTES = 64 * 1024 * 1024
 
 
 class Sender(NamedTuple):
@@ -41,6 +39,11 @@ class Waiting:
     answer: asyncio.Future[Any]
     passed_over: int = 0
     arrived: float = field(default_factory=perf_counter)
+    size: int = 0
+    """About how many bytes the call brings: it is asked for often, and looks through all of them."""
+
+    def __post_init__(self) -> None:
+        self.size = self.call.size
 
     def settle(self, answer: Any) -> None:
         """Give the answer or the refusal, if anybody still waits for it. What was committed stays committed."""
@@ -55,7 +58,7 @@ class Waiting:
 
 @dataclass(slots=True, eq=False)
 class _Load:
-    """Calls that wait: how many, and about how many bytes."""
+    """Calls that wait: how many items, and about how many bytes."""
 
     name: str
     count: int = 0
@@ -87,21 +90,17 @@ class Inbox(_Load):
     """Calls that wait for the committer. Whose turn it is comes first."""
 
     name: str = ""
+    tuning: Tuning = DEFAULT
     tenants: dict[str, _Tenant] = field(default_factory=dict)
     turns: deque[_Tenant] = field(default_factory=deque)
 
     def __len__(self) -> int:
         return self.count
 
-    @property
-    def is_shared(self) -> bool:
-        """Whether calls of several namespaces wait here, those of the server itself apart."""
-        return len(self.tenants) - (SERVER.namespace in self.tenants) > 1
-
     def put(self, waiting: Waiting) -> None:
         """Take a call in. Raises `ServerBusy` if there is no room and its sender is the one that has most in here."""
         self._line_for(waiting).calls.append(waiting)
-        while self.count > INBOX_CALLS or self.size > INBOX_BYTES:
+        while self.count > self.tuning.inbox_items or self.size > self.tuning.inbox_bytes:
             busy = ServerBusy("more is waiting to be committed than the server takes", retry_after=0.1)
             newest = self._newest_of_most(waiting.sender)
             if newest is waiting:
@@ -112,6 +111,19 @@ class Inbox(_Load):
         """Put calls that were taken, in this order, back before all others of their senders."""
         for waiting in reversed([*taken]):
             self._line_for(waiting).calls.appendleft(waiting)
+
+    @property
+    def next(self) -> Waiting:
+        """The oldest call of the sender whose turn it is. It stays here."""
+        return self.turns[0].turns[0].calls[0]
+
+    def turn_to_others(self, spent: Set[str]) -> bool:
+        """Let the next turn be a namespace's that is none of these. False: no other has a call in here."""
+        for _ in self.tenants:
+            if self.turns[0].name not in spent:
+                return True
+            self.turns.rotate(-1)
+        return False
 
     def take(self) -> Waiting:
         """The oldest call of the sender whose turn it is."""
@@ -127,7 +139,10 @@ class Inbox(_Load):
 
     def empty(self) -> list[Waiting]:
         """Take them all."""
-        return [self.take() for _ in range(self.count)]
+        taken = []
+        while self.count:
+            taken.append(self.take())
+        return taken
 
     def _line_for(self, waiting: Waiting) -> _Line:
         """The line that the call belongs to, with the call counted; who had nothing in here has its turn last."""
@@ -141,12 +156,12 @@ class Inbox(_Load):
             line = tenant.lines[name] = _Line(name)
             tenant.turns.append(line)
         for load in (self, tenant, line):
-            load.add(1, waiting.call.size)
+            load.add(waiting.call.weight, waiting.size)
         return line
 
     def _count_out(self, tenant: _Tenant, line: _Line, waiting: Waiting) -> None:
         for load in (self, tenant, line):
-            load.add(-1, -waiting.call.size)
+            load.add(-waiting.call.weight, -waiting.size)
         if not line.count:
             del tenant.lines[line.name]
         if not tenant.count:
@@ -157,7 +172,7 @@ class Inbox(_Load):
 
         Of several that have as much it is the one that comes just now.
         """
-        by_count = self.count > INBOX_CALLS
+        by_count = self.count > self.tuning.inbox_items
 
         def load(one: _Load, coming: str) -> tuple[int, bool]:
             return one.count if by_count else one.size, one.name == coming

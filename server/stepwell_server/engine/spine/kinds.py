@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
+from stepwell_server.domain.spine.definitions import Definition
 from stepwell_server.domain.spine.events import EngineEvent
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.spine.tasks import Task
@@ -18,6 +19,7 @@ from stepwell_server.domain.values.times import Micros
 from stepwell_server.engine.spine.assignments import Assignment, Input, Leased
 from stepwell_server.engine.spine.books import Book, Group, HotCall
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.names import History
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake
@@ -27,7 +29,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """What a transaction changed, for all that wait for something."""
+    """The changes of a transaction, for all parts that wait for something."""
 
     handlers: frozenset[Handler]
     """Those whose tasks it touched."""
@@ -39,15 +41,17 @@ class Committed:
     slots_freed: frozenset[Handler] = frozenset()
     """Handlers of which something is no longer held: another task may take its place."""
     wakes: tuple[HandlerWake, ...] = ()
-    """What was read about handlers after all else was written: by claims that got less than they could take."""
+    """Wakes of handlers, read after all else was written: by claims that got less than they could take."""
     mark: int = 0
-    """What was noted on the wake bus before that could be read."""
+    """The mark of the wake bus before that could be read."""
     must_look: frozenset[int] = frozenset()
     """Tasks whose holders must look: something came, or they are to stop, or no longer hold it."""
     tasks: Mapping[TaskKind, frozenset[int]] = field(default_factory=dict)
     """Tasks that were written or removed, by kind."""
     changes: Mapping[TaskKind, object] = field(default_factory=dict)
-    """What the book of each kind wants to publish."""
+    """The changes that the book of each kind publishes."""
+    redefined: frozenset[Handler] = frozenset()
+    """Handlers that have another definition now."""
     assigned: tuple[Assignment, ...] = ()
     """Everything that it leased to workers with a stream."""
     images: Mapping[int, Task | None] = field(default_factory=dict)
@@ -57,11 +61,13 @@ class Committed:
 
 
 class Kind:
-    """A primitive with handlers. What a kind does not need stays as it is here."""
+    """A primitive with handlers. A kind overrides the methods that it needs."""
 
     kind: TaskKind
     express: Express | None = None
     """How it writes what is known without reading it. None: it cannot."""
+    defaults: ClassVar[Mapping[str, Any]]
+    """All settings of a definition of this kind, by name, with the values for settings that a worker leaves out."""
 
     def book(self, rules: Rules) -> Book:
         """A book for one transaction."""
@@ -87,6 +93,10 @@ class Kind:
 
     def history(self) -> History | None:
         """How storage finds what refers to a name besides tasks: then the name is not forgotten."""
+        return None
+
+    def kept(self) -> Kept | None:
+        """Where storage finds what became of ended tasks. None: nothing is kept of them."""
         return None
 
     def gives_up_at(self, wakes: Iterable[HandlerWake]) -> Micros | None:
@@ -115,12 +125,15 @@ class Kind:
         """End the waits of those who follow this kind: the replica goes away."""
 
     def loops(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """What this kind needs to run as long as the replica does, by name."""
+        """The loops that this kind needs as long as the replica runs, by name."""
         return {}
 
 
 class Express(Protocol):
     """How a kind writes calls that were decided by images of held tasks, without locking and reading them first."""
+
+    def begin(self, group: Group) -> None:
+        """Begin a group that reads nothing."""
 
     def admits(self, group: Group, call: HotCall, answer: Any) -> bool:
         """Whether what a call has put into the group can be written so; nothing of it may be left out."""
@@ -129,7 +142,7 @@ class Express(Protocol):
         """Take what a call has put out of the group."""
 
     def write(self, group: Group, calls: Sequence[HotCall]) -> Callable[[Tx], Any]:
-        """What writes the group: one statement, guarded by what the images say."""
+        """The function that writes the group: one statement, guarded by the images."""
 
     def settle(self, group: Group, calls: Sequence[HotCall], written: Any) -> list[bool]:
         """Take over what was written, and say of each call whether it was."""
@@ -140,7 +153,7 @@ Listener = Callable[[Tx, Sequence[EngineEvent], Rules, Stamp], list[Task]]
 
 
 def no_listener(tx: Tx, events: Sequence[EngineEvent], rules: Rules, at: Stamp) -> list[Task]:
-    """Tell engine events to nobody."""
+    """Drop engine events."""
     return []
 
 
@@ -161,6 +174,10 @@ class Kinds:
 
     def __getitem__(self, kind: TaskKind) -> Kind:
         return self.table[kind]
+
+    def define(self, hosted: Iterable[Registration]) -> dict[Handler, Definition]:
+        """The definitions of what a worker hosts."""
+        return {one.handler: Definition.of(one.declared, self.table[one.handler.kind].defaults) for one in hosted}
 
     def books(self, rules: Rules) -> dict[TaskKind, Book]:
         """A book of each kind, for one transaction."""
@@ -191,6 +208,11 @@ class Kinds:
         found = {name: kind.history() for name, kind in self.table.items()}
         return {name: history for name, history in found.items() if history is not None}
 
+    def kept(self) -> dict[TaskKind, Kept]:
+        """Where storage finds what became of ended tasks of each kind."""
+        found = {name: kind.kept() for name, kind in self.table.items()}
+        return {name: kept for name, kept in found.items() if kept is not None}
+
     def gives_up_at(self, wakes: Sequence[HandlerWake]) -> Micros | None:
         """When the first due task of any kind fails because no worker takes it."""
         times = [kind.gives_up_at(wakes) for kind in self]
@@ -220,7 +242,7 @@ class Kinds:
             kind.drain()
 
     def loops(self) -> dict[str, Callable[[], Awaitable[None]]]:
-        """What the kinds need to run as long as the replica does."""
+        """The loops that the kinds need as long as the replica runs."""
         return {name: loop for kind in self for name, loop in kind.loops().items()}
 
 

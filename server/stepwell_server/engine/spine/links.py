@@ -17,7 +17,6 @@ from stepwell_server.engine.spine.handout import Handout
 from stepwell_server.engine.spine.local_workers import LocalWorker
 from stepwell_server.engine.spine.outbox import Message, Outbox, Told
 
-SHORTEST_RETRY = 0.1
 LONGEST_RETRY = 2.0
 
 TRY_AGAIN = (DatabaseUnavailable, ServerBusy, Conflict)
@@ -37,7 +36,7 @@ class Link:
     """Why the stream must end."""
     has_parted: bool = False
     retries: set[asyncio.Task[None]] = field(default_factory=set)
-    """What is done in a moment, or again."""
+    """Tasks that do something in a moment, or again."""
 
     def send(self, *messages: Message) -> None:
         """Put messages into the outbox."""
@@ -66,7 +65,7 @@ class Link:
         return self.worker.holds(held)
 
     def lose(self, held: Held) -> None:
-        """Tell the worker that a lease is lost. Whatever a session holds it holds through its newest stream."""
+        """Tell the worker that a lease is lost. A session holds its tasks through its newest stream."""
         self.tell(held, News(stale=held.lost()))
 
     def renewal(self, held: Held) -> Renew:
@@ -83,7 +82,7 @@ class Link:
             try:
                 answer = self.committer.enqueue(call, self.worker.sender)
             except ServerBusy:
-                await asyncio.sleep(SHORTEST_RETRY)
+                await asyncio.sleep(self.committer.tuning.report_retry)
                 continue
             answer.add_done_callback(then)
             return answer

@@ -111,7 +111,7 @@ class LocalWorkers:
         self.changed.set()
 
     def came_back(self, worker: LocalWorker, *, is_lost: bool) -> None:
-        """What was on its way to a worker has arrived, or is lost: then what it may hold must be returned."""
+        """Note that assignments have arrived, or are lost: then the worker's unknown tasks must be returned."""
         worker.has_lost_claim |= is_lost
         if worker.has_lost_claim:
             self.changed.set()

@@ -15,10 +15,10 @@ Done = TypeVar("Done")
 
 @dataclass(frozen=True, slots=True)
 class Operator(Generic[New, Done]):
-    """What a primitive brings for one type of operation."""
+    """The part of a primitive in one type of operation."""
 
     check: Callable[[New], Awaitable[New]]
     call: Callable[[New], HotCall]
     dump: Callable[[Done], Any]
-    """What is stored of the answer, as JSON."""
+    """The stored part of the answer, as JSON."""
     load: Callable[[Tx, Any], Done]

@@ -1,4 +1,4 @@
-"""What is to go out on a worker's stream, with a bound: beyond it the stream is not read and gets no more tasks."""
+"""The outbox of a worker's stream, with a bound: beyond it the stream is not read and gets no more tasks."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from typing import TypeAlias
 from stepwell_server.domain.spine.frames import News
 from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.values.limits import PART_BYTES
+from stepwell_server.domain.values.tuning import DEFAULT
 from stepwell_server.engine.spine.assignments import Assignment
 
-PART_BYTES = 3 * 1024 * 1024
-PART_MESSAGES = 100
-"""What is taken out at once: what is made ready for the wire while nobody else has a turn."""
 _SMALL = 100
 
 
@@ -74,6 +73,8 @@ class Outbox:
     """Messages that wait to be written, the oldest first."""
 
     most_bytes: int
+    part_messages: int = DEFAULT.part_messages
+    """Most messages that are taken out at once, and made ready for the wire in one turn."""
     ready: asyncio.Event = field(default_factory=asyncio.Event)
     """There is something to take, or to look at."""
     size: int = 0
@@ -94,7 +95,7 @@ class Outbox:
         return self.size >= self.most_bytes
 
     def written(self) -> None:
-        """What was taken is written, and counts no longer."""
+        """Note that the messages that were taken are written, and count no longer."""
         self.size -= self._being_written
         self._being_written = 0
         if not self.is_full:
@@ -105,7 +106,7 @@ class Outbox:
         await self._has_room.wait()
 
     def put(self, message: Message) -> None:
-        """Add a message; also to a full one, as whoever makes messages is to stop by itself."""
+        """Add a message, also to a full outbox: the sources of messages stop by themselves."""
         self._messages.append(message)
         self.size += message.size
         self.ready.set()
@@ -116,7 +117,7 @@ class Outbox:
         """The next part of what waits. It counts until it is written."""
         part: list[Message] = []
         size = 0
-        while self._messages and len(part) < PART_MESSAGES and size < PART_BYTES:
+        while self._messages and len(part) < self.part_messages and size < PART_BYTES:
             part.append(message := self._messages.popleft())
             size += message.size
         self._being_written = size

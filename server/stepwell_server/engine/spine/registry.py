@@ -1,10 +1,12 @@
-"""What this replica knows of namespaces and registered handlers, so that a hot call does not ask."""
+"""Namespaces and registered handlers as this replica knows them, so that a hot call reads none."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 
 from stepwell_server.domain.namespaces import NamespaceLimits
+from stepwell_server.domain.spine.definitions import Definition
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.values.errors import NamespaceNotFound
 from stepwell_server.domain.values.limits import Limits
@@ -16,7 +18,7 @@ from stepwell_server.storage.database.database import READ, Database, Tx
 from stepwell_server.storage.spine import handlers
 
 FRESH = 5.0
-"""Seconds for which the limits of a namespace are believed."""
+"""Seconds for which the limits of a namespace are believed, and the definition of a handler."""
 IN_USE: Micros = DAY
 """For so long it is believed that a name is there which was in use: no name is forgotten that soon."""
 
@@ -33,18 +35,35 @@ class Registry:
         self.namespaces: dict[str, NamespaceLimits] = {}
         """Limits of the namespaces that were asked for, with the server's where they set none."""
         self._believed_until: dict[str, float] = {}
+        self._definitions: dict[Handler, tuple[Definition, float]] = {}
+        """Definitions in force, and until when they are believed."""
 
     def forget(self, namespace: str) -> None:
         """The namespace was changed here: ask for its limits again."""
         self._believed_until.pop(namespace, None)
 
-    async def require(self, handler: Handler) -> None:
-        """Refuse a handler that no worker ever registered, or none for so long that it is forgotten."""
-        if not self._is_in_use(handler):
-            await self._check(handler, await self._db.run_tx(lambda tx: handlers.is_registered(tx, handler), READ))
+    def redefined(self, changed: Iterable[Handler] | None) -> None:
+        """These handlers may have other definitions now; None: any may."""
+        for handler in list(self._definitions) if changed is None else changed:
+            self._definitions.pop(handler, None)
+
+    async def require(self, handler: Handler) -> Definition:
+        """The definition in force, which may be some seconds old where no hint has come of a newer one.
+
+        Refuses a handler that no worker ever registered, or none for so long that it is forgotten.
+        """
+        now = asyncio.get_running_loop().time()
+        definition, believed_until = self._definitions.get(handler, (None, 0.0))
+        if definition is None or believed_until <= now:
+            found = await self._db.run_tx(lambda tx: handlers.registered(tx, handler), READ)
+            await self._check(handler, found is not None)
+            assert found is not None
+            definition = found.definition or Definition.of({}, self._kinds[handler.kind].defaults)
+            self._definitions[handler] = definition, now + FRESH
+        return definition
 
     async def use(self, handler: Handler) -> None:
-        """Refuse a handler as `require` does. One that is not refused stays until work for it is stored."""
+        """Refuse a handler as `require` does. A handler that is not refused stays until work for it is stored."""
         if not self._is_in_use(handler):
             await self.require(handler)  # it writes nothing, and most that are refused are refused here
             await self._check(handler, await self._db.run_tx(lambda tx: handlers.use(tx, handler)))
@@ -74,7 +93,7 @@ class Registry:
         self._believe(handler)
 
     async def limits_of(self, namespace: str) -> NamespaceLimits:
-        """The limits of a namespace, with the server's where it sets none. One that does not exist is refused."""
+        """The limits of a namespace, with the server's where it sets none. An unknown namespace is refused."""
         now = asyncio.get_running_loop().time()
         if now < self._believed_until.get(namespace, 0.0):
             return self.namespaces[namespace]

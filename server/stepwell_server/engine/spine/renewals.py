@@ -14,12 +14,12 @@ from stepwell_server.domain.spine.tasks import Verdict
 from stepwell_server.domain.values.errors import ShuttingDown
 from stepwell_server.domain.values.times import SECOND
 from stepwell_server.engine.spine.calls import Answer
-from stepwell_server.engine.spine.links import LONGEST_RETRY, SHORTEST_RETRY, TRY_AGAIN, Link
+from stepwell_server.engine.spine.links import LONGEST_RETRY, TRY_AGAIN, Link
 from stepwell_server.engine.spine.outbox import Beat
+from stepwell_server.engine.spine.turns import LEASE_COST, Turns
 
 ACKS_COLLECTED = 0.02
 """Seconds for which an acknowledgement waits for the task's first frames, which renew its lease all the same."""
-
 log = structlog.get_logger()
 
 
@@ -43,6 +43,7 @@ class Renewals:
         self._link = link
         self._shorten = shorten
         """Ends a lease soon, after what was reported under it."""
+        self._turns = Turns()
         self._arrived: dict[Held, None] = {}
         """Tasks that were acknowledged a moment ago."""
         self.last_beat = 0
@@ -71,7 +72,7 @@ class Renewals:
         await asyncio.sleep(ACKS_COLLECTED)
         while self._arrived:
             held = next(iter(self._arrived))
-            await self._acknowledge(held, SHORTEST_RETRY)
+            await self._acknowledge(held, self._link.committer.tuning.report_retry)
             self._arrived.pop(held, None)
 
     async def _acknowledge(self, held: Held, pause: float) -> None:
@@ -90,10 +91,10 @@ class Renewals:
     # ---- heartbeats
 
     async def heartbeat(self, number: int, held: Iterable[Held]) -> None:
-        """Renew these leases, and say when that is durable. One that cannot be renewed is lost alone."""
+        """Renew these leases, and say when that is durable. A lease that cannot be renewed is lost alone."""
         named = {*held}
         beat = _Renewals(number, set(filter(self._link.holds, named)))
-        for one in named - beat.waiting:
+        async for one in self._turns.over(named - beat.waiting, LEASE_COST):
             self._link.lose(one)
         if not beat.waiting:
             self._confirm(number)
@@ -101,7 +102,7 @@ class Renewals:
         interval = self._link.committer.rules.times.lease / 3 / SECOND
         asyncio.get_running_loop().call_later(interval, self._end_beat, beat)
         for one in tuple(beat.waiting):
-            await self._renew(beat, one, SHORTEST_RETRY)
+            await self._renew(beat, one, self._link.committer.tuning.report_retry)
 
     async def _renew(self, beat: _Renewals, held: Held, pause: float) -> None:
         await self._link.enqueue(self._link.renewal(held), partial(self._beat, beat, held, pause))
@@ -133,13 +134,12 @@ class Renewals:
                 self._confirm(beat.number)
 
     def _end_beat(self, beat: _Renewals) -> None:
-        """A heartbeat is an interval old: what could not be renewed by now is given up for the sake of all the others.
+        """Give up the leases of a heartbeat that were not renewed within an interval, for the sake of all the others.
 
-        A worker takes a confirmed heartbeat for the renewal of every lease that it named. So one that is not renewed
-        holds up its confirmation, and of all the next ones, which name it as well, until the worker gives up all that
-        it holds, half a lease after the first of them. Before that, it is told that this one is lost, and so that is
-        made to be soon: what it reported before would keep the task for nobody. Not so if none was renewed, or while
-        the database is away: then others are no worse off, and it may be back in time.
+        A confirmed heartbeat renews every lease that it named. So one lease that is not renewed holds up this
+        confirmation and the next ones, until the worker gives up everything that it holds. Before that happens, the
+        worker hears that this lease is lost, and the lease is shortened to make that true soon. If no lease was
+        renewed, or the database is away, nothing is given up: the others are no worse off, and it may be back in time.
         """
         beat.is_over = True
         if beat.has_answer and self._link.committer.db.reachable and not self._link.has_parted:

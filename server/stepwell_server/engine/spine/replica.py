@@ -8,6 +8,7 @@ from dataclasses import replace
 from stepwell_server.domain.spine.tasks import Task
 from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.times import Micros
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.express import Express
@@ -24,7 +25,7 @@ from stepwell_server.storage.database.hints import Hint, Hints
 
 
 class Replica:
-    """What everything durable hangs on. It knows no primitive: `kinds` has them."""
+    """The parts that all use cases share. It knows no primitive: `kinds` has them."""
 
     def __init__(
         self,
@@ -36,22 +37,25 @@ class Replica:
         timings: Timings,
         virtual: bool,
         embedded: bool,
+        tuning: Tuning = DEFAULT,
         express: bool = False,
     ) -> None:
         self.db = db
         self.hints = hints
         self.kinds = kinds
+        self.tuning = tuning
         self.bus = WakeBus(DatabaseTime(virtual=virtual))
         self.registry = Registry(db, rules.limits, kinds, self.bus.time)
         self.rules = replace(rules, namespaces=self.registry.namespaces, registered=self.bus.registered)
         self.relay = HintRelay(hints)
-        self.committer = Committer(db, kinds, self.rules, self.announce, self.bus.notes.mark, timings)
+        self.committer = Committer(db, kinds, self.rules, self.announce, self.bus.notes.mark, timings, tuning)
         if express:
             self.committer.express = Express(kinds, self.rules, self.bus.time.stamp)
         self.handout = Handout(self.committer, self.bus, embedded=embedded)
 
     def announce(self, committed: Committed) -> None:
         """Tell all who wait what a transaction of this replica has changed."""
+        self.registry.redefined(committed.redefined)
         self.bus.learn(committed)
         self.relay.note(committed, self.kinds.publish(committed))
         self.handout.deliveries.deliver(committed)
@@ -60,6 +64,7 @@ class Replica:
 
     def heard(self, hint: Hint) -> None:
         """Tell all who wait what another replica has changed."""
+        self.registry.redefined(hint.handlers)
         self.bus.notes.add(hint.handlers)
         self.handout.holders.forget_images(hint.tasks)
         self.handout.holders.look(hint.tasks)
@@ -80,12 +85,12 @@ class Replica:
         self.kinds.drain()
 
     def loops(self, names_kept: Micros) -> Mapping[str, Callable[[], Awaitable[None]]]:
-        """What runs as long as the replica does, by name. Names of handlers without use are kept so long."""
+        """The loops that run as long as the replica, by name. Unused names of handlers are kept for `names_kept`."""
         return {
             "committer": self.committer.run,
             "handout": self.handout.run,
-            "prune": lambda: prune(self.db, self.kinds, names_kept),
-            "refresh_wakes": lambda: refresh_wakes(self.db, self.bus),
+            "prune": lambda: prune(self.db, self.kinds, names_kept, self.tuning),
+            "refresh_wakes": lambda: refresh_wakes(self.db, self.bus, self.tuning.wake_spacing),
             "send_hints": self.relay.run,
             "hear_hints": lambda: self.hints.listen(self.heard),
             **self.kinds.loops(),

@@ -13,13 +13,8 @@ from stepwell_server.domain.spine.leases import Held
 from stepwell_server.domain.values.errors import LeaseLost, StepwellError
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.calls import ReportFrames, Shorten
-from stepwell_server.engine.spine.links import LONGEST_RETRY, SHORTEST_RETRY, TRY_AGAIN, Link
+from stepwell_server.engine.spine.links import LONGEST_RETRY, TRY_AGAIN, Link
 from stepwell_server.engine.spine.outbox import State
-
-WAITING_BYTES = 16 * 1024 * 1024
-"""Frames of a worker that wait for the database, in all, before no more are read."""
-MOST_STRANGE = 100
-"""Reports about what a worker does not hold that wait for the database, before no more are read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -57,13 +52,14 @@ class Reports:
         )
 
     async def _report(self, call: ReportFrames) -> None:
-        while sum(one.size for lane in self._lanes.values() for one in lane) > WAITING_BYTES:
+        tuning = self._link.committer.tuning
+        while sum(one.size for lane in self._lanes.values() for one in lane) > tuning.waiting_bytes:
             # Until a lane is empty the stream is not read: the worker has to wait.
             await asyncio.wait(self._link.retries, return_when=asyncio.FIRST_COMPLETED)
         if call.held.task_id in self._lanes:  # an earlier one waits for the database: keep the order
             self._queue(call)
             return
-        while len(self._strange) >= MOST_STRANGE:
+        while len(self._strange) >= tuning.strange_reports:
             await asyncio.wait(self._strange, return_when=asyncio.FIRST_COMPLETED)
         answer = await self._link.enqueue(call, lambda done: self._reported(call, done))
         if not self._link.holds(call.held):
@@ -132,7 +128,7 @@ class Reports:
 
     async def _retry(self, task_id: int) -> None:
         """Commit what the database could not take, in order, until it can."""
-        lane, pause = self._lanes[task_id], SHORTEST_RETRY
+        lane, pause = self._lanes[task_id], self._link.committer.tuning.report_retry
         await asyncio.sleep(pause)
         while lane:
             call = lane[0]

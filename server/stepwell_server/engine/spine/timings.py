@@ -1,4 +1,4 @@
-"""What the engine measures of itself: stages of groups, claims, leases. Plain numbers, which telemetry serves.
+"""Measurements of the engine: stages of groups, claims, leases. Plain numbers, which telemetry serves.
 
 The event loop alone writes them, so that they need no lock: a group costs a few microseconds, a call a fifth of one.
 """
@@ -73,7 +73,7 @@ class Histogram:
         self.counts = [0] * (len(self.bounds) + 1)
 
     def add(self, value: float) -> None:
-        """Count a value. One that equals a bound is within it."""
+        """Count a value. A value that equals a bound is within it."""
         self.counts[bisect_left(self.bounds, value)] += 1
         self.total += value
 

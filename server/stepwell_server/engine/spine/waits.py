@@ -7,20 +7,21 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 
-PACE = 1.0
-"""Seconds that a wait has which begins while the replica goes away, so that nobody asks again all the time."""
+from stepwell_server.domain.values.tuning import DEFAULT
 
 
 @dataclass(slots=True)
 class Waits:
     """All waits of one kind."""
 
+    while_draining: float = DEFAULT.drain_wait
+    """Longest wait that begins while the replica drains, in seconds."""
     is_draining: bool = False
     _open: set[asyncio.Timeout] = field(default_factory=set)
 
     def ends(self, seconds: float) -> float:
         """When a wait of so many seconds is over that begins now, by the loop's clock."""
-        return asyncio.get_running_loop().time() + (min(seconds, PACE) if self.is_draining else seconds)
+        return asyncio.get_running_loop().time() + (min(seconds, self.while_draining) if self.is_draining else seconds)
 
     @asynccontextmanager
     async def until(self, when: float) -> AsyncIterator[None]:

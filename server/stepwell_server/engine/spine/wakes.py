@@ -1,7 +1,7 @@
 """The wake bus: when something can be claimed next, kept in memory, fed by commits, hints and the sweep.
 
-It is never later than the truth for longer than it takes to ask: whoever commits notes whom it touched, and one
-question to the database covers everybody who was noted meanwhile. Subscribers cost no statement.
+It is late by one question to the database at most. A commit notes the handlers that it touched, and one question
+covers all handlers that were noted meanwhile. Subscribers cost no statement.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class DatabaseTime:
         self._seen = 0.0
 
     def observe(self, at: Stamp) -> None:
-        """Take over what the database just said. A virtual clock never goes back, whatever an older answer says.
+        """Take over a reading of the database's clock. A late answer never moves a virtual clock back.
 
-        An answer may be as old as a transaction takes. One that is older is of a clock that was set back.
+        A late answer is as old as a transaction takes at most. A much older one is of a clock that was set back.
         """
         newest = at.lease_now >= self._at.lease_now or self.lease_now() - at.lease_now > SET_BACK
         if newest:
@@ -124,14 +124,14 @@ class Notes:
 
 
 class WakeBus:
-    """Next wakes by handler, and everybody who wants to know when they change."""
+    """Next wakes by handler, and the waits for their changes."""
 
     def __init__(self, time: DatabaseTime) -> None:
         self.time = time
         self.number = 0
         """Grows with every change that this replica has seen."""
         self.registered: set[Handler] = set()
-        """Handlers that somebody hosts or that have a target, as far as is known."""
+        """Handlers that a worker hosts or that have a target, as far as is known."""
         self.served: frozenset[Handler] = frozenset()
         """Handlers that workers connected to any replica host, as far as is known."""
         self._wakes: dict[Handler, HandlerWake] = {}
@@ -168,10 +168,10 @@ class WakeBus:
         self.notes.add(committed.handlers | claimed)  # what a claim saw may be over by the time it commits
 
     def _take_over(self, found: Iterable[HandlerWake], mark: int, *, committed: bool = False) -> bool:
-        """Believe what was read after a mark, unless a later answer is known. Whether it is news.
+        """Take over a wake that was read after a mark, unless a later answer is known. Returns whether it is news.
 
-        What was noted since is not in it: then of what is known and what was read the sooner counts, until the database
-        has been asked again. So it is with a commit of which a later answer may know nothing.
+        The reading may lack handlers that were noted since, and commits. There the sooner wake counts, the known or the
+        read one, until the database was asked again.
         """
         is_news = False
         for one in found:
@@ -217,7 +217,7 @@ class WakeBus:
         self._tell()
 
     def clock_moved(self, at: Stamp) -> None:
-        """A virtual clock was moved: whoever waits for a time looks again."""
+        """Note that a virtual clock was moved: every wait for a time looks again."""
         self.time.observe(at)
         self._tell()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from stepwell_server.domain.spine.births import Birth
 from stepwell_server.domain.spine.events import EngineEvent
@@ -33,13 +34,13 @@ from stepwell_server.domain.workflows.instances import (
 from stepwell_server.domain.workflows.runs import Run
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.births import Births, Store
-from stepwell_server.engine.spine.books import Book, Group, LostLease
+from stepwell_server.engine.spine.books import Book, Group
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.statements import Statement, Write
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.workflows import instances as workflows
 from stepwell_server.storage.workflows import runs as store
-from stepwell_server.storage.workflows.instances import End, Fate, Started
+from stepwell_server.storage.workflows.instances import End, Started
 from stepwell_server.storage.workflows.runs import RunRef, SentEvent, Wanted
 
 
@@ -69,7 +70,7 @@ class Changes:
     """What followers of instances are told of a group."""
 
     unmoved: frozenset[int]
-    """Those that stand where they stood, though steps or events changed."""
+    """Those that stand where they stood, though steps or events changed; and newborn ones, which nobody follows yet."""
     ended: Mapping[int, Head]
 
 
@@ -84,7 +85,6 @@ class _Reads:
     """Runs whose server-side changes are read again, because the worker may have missed them."""
     waits_to_come: Counter[tuple[RunRef, str]] = field(default_factory=Counter)
     """Types of events that a call of the group will wait for."""
-    fates: set[int] = field(default_factory=set)
     without_task: set[InstanceKey] = field(default_factory=set)
     requests: set[tuple[str, str]] = field(default_factory=set)
 
@@ -125,7 +125,6 @@ class WorkflowBook(Book):
     without_task: dict[InstanceKey, Instance] = field(default_factory=dict)
     """Instances whose task was looked for in vain."""
     births: Births[NewInstance, Instance] = field(default_factory=lambda: Births(_STORE))
-    _fates: dict[int, Fate] = field(default_factory=dict)
     _ahead: _Ahead = field(default_factory=_Ahead)
     _reads: _Reads = field(default_factory=_Reads)
     _steps: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
@@ -141,11 +140,11 @@ class WorkflowBook(Book):
 
     def ahead(self) -> Iterable[Statement[None]]:
         """Reads what was foreseen."""
-        return [store.steps_ahead(self._ahead.names, self._ahead.task_ids, self._keep)] if self._ahead.task_ids else ()
-
-    def _keep(self, found: Iterable[tuple[int, Step]]) -> None:
-        for task_id, step in found:
-            self._steps[task_id].append(step)
+        return (
+            [store.steps_ahead(self._ahead.names, self._ahead.task_ids, partial(_keep, self._steps))]
+            if self._ahead.task_ids
+            else ()
+        )
 
     def want(self, task: Task, frames: Sequence[Frame], *, again: bool) -> None:
         """Note the steps in question, and the waits."""
@@ -164,10 +163,6 @@ class WorkflowBook(Book):
         self._reads.runs.add(run)
         return run
 
-    def want_end(self, task_id: int) -> None:
-        """Note that a call asks what became of an instance."""
-        self._reads.fates.add(task_id)
-
     def want_instance(self, key: InstanceKey) -> None:
         """Note that a call asks for an instance that has no task."""
         self._reads.without_task.add(key)
@@ -181,16 +176,10 @@ class WorkflowBook(Book):
     def read(self, tx: Tx, group: Group) -> None:
         """Read all that was noted, in a few statements."""
         self.read_runs(tx, group.locked, group.at)
-        if self._reads.fates:
-            self._fates |= workflows.fates(tx, self._reads.fates)
         if self._reads.without_task:
             self.without_task |= {one.key: one for one in workflows.get_keys(tx, self._reads.without_task)}
         if self._reads.requests:
             self.sent |= store.sent_before(tx, self._reads.requests)
-
-    def begin(self, group: Group) -> None:
-        """Take the time over: nothing is read."""
-        self.at = group.at
 
     def read_runs(self, tx: Tx, tasks: Mapping[int, Task], at: Stamp) -> None:
         """Read what was noted of these locked tasks."""
@@ -198,9 +187,9 @@ class WorkflowBook(Book):
         names = {(run, name) for run, name in reads.names if (run.task_id, name) not in self._ahead.names}
         runs = {run for run in reads.runs if run.task_id not in self._ahead.task_ids}
         if names or runs:
-            self._keep(store.steps_of(tx, names, runs))
+            _keep(self._steps, store.steps_of(tx, names, runs))
         if reads.must_repeat:
-            self._keep(store.changed_by_themselves(tx, reads.must_repeat))
+            _keep(self._steps, store.changed_by_themselves(tx, reads.must_repeat))
         wanted = self._wanted_events(tasks)
         if wanted:
             for task_id, event in store.pending_events(tx, wanted):
@@ -227,22 +216,14 @@ class WorkflowBook(Book):
         run.task = task  # others may have changed it since
         return run
 
-    def fate(self, task_id: int, namespace: str | None = None) -> Fate | None:
-        """What became of an instance, of that namespace or of any: by an earlier call of the group, or before."""
-        run, fate = self.runs.get(task_id), self._fates.get(task_id)
-        if run is not None and run.ending is not None:
-            fate = Fate(run.task.handler.namespace, end_of(run).status, 0, run.ending.fence)
-        return fate if fate is not None and namespace in (None, fate.namespace) else None
+    def ended_here(self, task_id: int) -> InstanceStatus | None:
+        """How an earlier call of the group ended an instance. None: it did not."""
+        run = self.runs.get(task_id)
+        return None if run is None or run.ending is None else end_of(run).status
 
-    def lost(self, held: Held, namespace: str | None) -> LostLease | None:
-        """Why the lease of a run is gone: its instance was ended or restarted, by the holder or otherwise."""
-        fate = self.fate(held.task_id, namespace)
-        if fate is None:
-            return None
-        if fate.status.ended or held.fence < fate.first_fence:
-            refusal = RunSuperseded("the run was ended or restarted", task_id=held.task_id, fence=held.fence)
-            return LostLease(refusal, by_holder=fate.ended_fence == held.fence)
-        return LostLease(held.lost(), by_holder=fate.ended_fence == held.fence)
+    def superseded(self, held: Held) -> RunSuperseded:
+        """The refusal of a report whose instance was ended or restarted."""
+        return RunSuperseded("the run was ended or restarted", task_id=held.task_id, fence=held.fence)
 
     # ---- change
 
@@ -261,7 +242,7 @@ class WorkflowBook(Book):
     def writes(self, group: Group) -> Iterable[Write]:
         """What became of the runs."""
         yield from self.writes_of_steps()
-        ends = self._ends()
+        ends = _ends(self.runs.values())
         if ends:
             yield workflows.ending(ends)
         moved = changed_statuses(group.locked, group.changed.values())
@@ -315,11 +296,19 @@ class WorkflowBook(Book):
     def changes(self, group: Group) -> Changes:
         """What followers of instances are told."""
         moved = changed_statuses(group.locked, group.changed.values())
-        ended = {end.id: Head(end.id, end.revision, end.status) for end in self._ends()}
-        return Changes(frozenset(group.changed) - moved.keys(), ended)
+        ended = {end.id: Head(end.id, end.revision, end.status) for end in _ends(self.runs.values())}
+        newborn = {birth.id for birth in self.births.stored.values()}
+        claimed = {assignment.task.id for late in group.claims for assignment in late.claimed.assigned}
+        return Changes(frozenset(((group.changed.keys() - moved.keys()) | newborn) - claimed), ended)
 
-    def _ends(self) -> list[End]:
-        return [end_of(run) for run in self.runs.values() if run.ending is not None]
+
+def _ends(runs: Iterable[Run]) -> list[End]:
+    return [end_of(run) for run in runs if run.ending is not None]
+
+
+def _keep(steps: dict[int, list[Step]], found: Iterable[tuple[int, Step]]) -> None:
+    for task_id, step in found:
+        steps[task_id].append(step)
 
 
 def _named(frames: Iterable[Frame]) -> Iterable[str]:

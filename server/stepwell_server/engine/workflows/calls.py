@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from stepwell_server.domain.spine.births import Birth
 from stepwell_server.domain.spine.handlers import TaskKind
 from stepwell_server.domain.spine.tasks import Task
+from stepwell_server.domain.values.asked import reused
 from stepwell_server.domain.values.errors import (
-    IdempotencyKeyReused,
     InstanceIdAlreadyExists,
     InstanceNotFound,
     StepwellError,
@@ -155,7 +155,7 @@ class SendEvent(HotCall):
 
     def _again(self, earlier: SentEvent, task: Task | None, group: Group) -> Stored:
         if earlier.request_hash != self.request_hash:
-            raise IdempotencyKeyReused("this request_id was used for another request", request_id=self.request_id)
+            raise reused(self.request_id)
         if task is not None:
             return Stored(earlier.event, status_of(task))
         ended = self._ended(group)
@@ -164,11 +164,11 @@ class SendEvent(HotCall):
     def _ended(self, group: Group) -> InstanceStatus | None:
         """How the instance ended: in an earlier call of the group, or before. None: there is none."""
         book, task_id = book_of(group), group.by_key.get(self._key)
-        fate = None if task_id is None else book.fate(task_id)
+        here = None if task_id is None else book.ended_here(task_id)
         found = book.without_task.get(self.new.key)
         if found is not None and not found.status.ended:
             raise LostRace  # it was restarted after we looked for its task
-        return fate.status if fate is not None else None if found is None else found.status
+        return here or (None if found is None else found.status)
 
     def _absent(self, group: Group) -> StepwellError:
         ended = self._ended(group)

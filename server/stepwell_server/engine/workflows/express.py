@@ -39,6 +39,10 @@ class ExpressRuns:
 
     hears: Hears
 
+    def begin(self, group: Group) -> None:
+        """Take the time over."""
+        book_of(group).at = group.at
+
     def admits(self, group: Group, call: HotCall, answer: Any) -> bool:
         """Whether the call has made something plain, and nobody is told of it."""
         match call:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from stepwell_server.domain.spine.executions import load_open
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.values.errors import DurationOutOfRange, RunNotFound
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.pages import Page, PageRequest, in_parts
 from stepwell_server.domain.values.times import LONGEST_WAIT, SECOND, Micros
 from stepwell_server.domain.workflows.instances import (
@@ -22,7 +23,7 @@ from stepwell_server.domain.workflows.instances import (
 )
 from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.engine.workflows.calls import not_found
-from stepwell_server.engine.workflows.watches import MESSAGE_BYTES, Watcher, Watches
+from stepwell_server.engine.workflows.watches import Watcher, Watches
 from stepwell_server.storage.database.database import READ, Tx
 from stepwell_server.storage.database.paging import PageTokens
 from stepwell_server.storage.spine import handlers, sessions
@@ -73,7 +74,7 @@ class Instances:
         scope = ["ListWorkflows", namespace]
         after = self.tokens.decode(scope, page.token) if page.token else None
 
-        def work(tx: Tx) -> tuple[list[Registration], dict[Handler, int]]:
+        def work(tx: Tx) -> tuple[list[handlers.Registered], dict[Handler, int]]:
             found = handlers.list_registered(tx, namespace, TaskKind.WORKFLOW, limit + 1, after)
             return found, sessions.count_by_handler(tx, namespace)
 
@@ -129,9 +130,10 @@ class Instances:
 
     async def until_ended(self, instance: Instance, longest: Micros, mark: int) -> Instance:
         """The instance when it has ended, or as it is when the time has passed; what changed since the mark counts."""
-        watcher = Watcher()
-        self.watches.follow(watcher, instance, 0, mark)
-        ended = instance.status.ended
+        if instance.status.ended:
+            return instance
+        watcher, ended = Watcher(), False
+        self.watches.follow(watcher, instance.head, instance.revision, mark)
         try:
             async with self.watches.waits.until(self.watches.waits.ends(longest / SECOND)):
                 while not ended:
@@ -140,13 +142,16 @@ class Instances:
             pass
         finally:
             self.watches.drop(watcher, [instance.id])
-        return await self.get(instance.key)
+        newest = await self.watches.reads.one(instance.id)
+        if newest is None:
+            raise not_found(instance.key)
+        return newest
 
     async def changed_steps(self, instance: Instance, since: int) -> AsyncIterator[Step]:
         """Steps of the current run that changed after the revision, read as many at a time as fit into a message."""
         run, db = RunRef(instance.id, instance.run_number), self.replica.db
         sizes = await db.run_tx(lambda tx: listings.changed_sizes(tx, run, since), READ)
-        for part in in_parts(sizes, MESSAGE_BYTES):
+        for part in in_parts(sizes, PART_BYTES):
             for step in await db.run_tx(partial(listings.changed_steps, run=run, since=since, positions=part), READ):
                 yield step
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import Any, ClassVar
 
 from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
 from stepwell_server.domain.spine.tasks import Reason, Task
@@ -11,6 +12,7 @@ from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import InvalidWorkflowName, StepwellError, WorkflowNotFound
 from stepwell_server.domain.values.names import is_name
 from stepwell_server.domain.values.times import Micros
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.assignments import Assignment, Leased
 from stepwell_server.engine.spine.kinds import Committed, Kind
 from stepwell_server.engine.workflows.book import Changes, RunInput, WorkflowBook, changed_statuses, ref
@@ -19,6 +21,7 @@ from stepwell_server.engine.workflows.watches import Watches
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.database.statements import write
 from stepwell_server.storage.spine import tasks as task_store
+from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.names import History
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.workflows import instances as workflows
@@ -29,9 +32,10 @@ class WorkflowKind(Kind):
     """Instances, their runs and steps, and those who follow them."""
 
     kind = TaskKind.WORKFLOW
+    defaults: ClassVar[Mapping[str, Any]] = {"description": ""}
 
-    def __init__(self, db: Database, hears: Hears = nobody_hears) -> None:
-        self.watches = Watches(db)
+    def __init__(self, db: Database, tuning: Tuning = DEFAULT, hears: Hears = nobody_hears) -> None:
+        self.watches = Watches(db, tuning)
         self.express = ExpressRuns(hears)
 
     def book(self, rules: Rules) -> WorkflowBook:
@@ -88,6 +92,10 @@ class WorkflowKind(Kind):
     def history(self) -> History:
         """How storage finds instances of a workflow."""
         return workflows.refer_to
+
+    def kept(self) -> Kept:
+        """Where storage finds what became of instances."""
+        return workflows.KEPT
 
     # ---- time
 

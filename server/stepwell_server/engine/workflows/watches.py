@@ -9,18 +9,22 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from stepwell_server.domain.values.errors import StepwellError
+from stepwell_server.domain.values.limits import PART_BYTES
 from stepwell_server.domain.values.pages import in_parts
-from stepwell_server.domain.workflows.instances import Head, Instance
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
+from stepwell_server.domain.workflows.instances import Head, Instance, InstanceKey
 from stepwell_server.engine.spine.waits import Waits
-from stepwell_server.storage.database.database import READ, Database
+from stepwell_server.engine.workflows.reads import Reads
+from stepwell_server.storage.database.database import READ, Database, Tx
 from stepwell_server.storage.workflows import instances as workflows
 
-MESSAGE_BYTES = 3 * 1024 * 1024
 """How much that users have made is read at once, to be sent in one message."""
 PAUSE = 0.5
 """Seconds before the database is asked again after it did not answer."""
 REMEMBERED = 20_000
 """Changes that are remembered, for those who begin to follow an instance that they have just read."""
+MOST_NEWBORN = 5_000
+"""Instances that were just created and are remembered for their creators, who will follow them next."""
 
 
 @dataclass(slots=True, eq=False)
@@ -62,28 +66,40 @@ class Watcher:
 class Watches:
     """All watchers of a replica. One question to the database covers everybody's instances that may have changed."""
 
-    def __init__(self, db: Database) -> None:
+    def __init__(self, db: Database, tuning: Tuning = DEFAULT) -> None:
         self._db = db
         self._watchers: dict[int, set[Watcher]] = {}
         self._dirty: set[int] = set()
         self._any_dirty = asyncio.Event()
         self._number = 0
         self._recent: OrderedDict[int | None, int] = OrderedDict()
-        self.waits = Waits()
+        self._newborn: OrderedDict[InstanceKey, tuple[Head, int]] = OrderedDict()
+        self.reads = Reads(self.read)
+        self.waits = Waits(tuning.drain_wait)
 
     def mark(self) -> int:
         """To be taken before an instance is read that shall be followed: what changes from now on is not missed."""
         return self._number
 
-    def follow(self, watcher: Watcher, instance: Instance, known_revision: int, mark: int) -> None:
+    def bear(self, instance: Instance, mark: int) -> None:
+        """Remember an instance that was just created, and a mark from before, for its creator to follow it unread."""
+        self._newborn[instance.key] = (instance.head, mark)
+        if len(self._newborn) > MOST_NEWBORN:
+            self._newborn.popitem(last=False)
+
+    def take_newborn(self, key: InstanceKey) -> tuple[Head, int] | None:
+        """Where an instance stood that was just created, and the mark, both to be followed from: once."""
+        return self._newborn.pop(key, None)
+
+    def follow(self, watcher: Watcher, head: Head, known_revision: int, mark: int) -> None:
         """Tell the watcher of this instance from now on, at once if it is newer than what it knows."""
-        self._watchers.setdefault(instance.id, set()).add(watcher)
-        watcher.known[instance.id] = known_revision
+        self._watchers.setdefault(head.id, set()).add(watcher)
+        watcher.known[head.id] = known_revision
         if self.waits.is_draining:
             watcher.drain()
-        self._offer(watcher, Head(instance.id, instance.revision, instance.status))
-        if max(self._recent.get(instance.id, -1), self._recent.get(None, -1), self._number - REMEMBERED) > mark:
-            self._ask([instance.id])
+        self._offer(watcher, head)
+        if max(self._recent.get(head.id, -1), self._recent.get(None, -1), self._number - REMEMBERED) > mark:
+            self._ask([head.id])
 
     def drain(self) -> None:
         """Tell everybody that the replica goes away, also those who come now."""
@@ -139,10 +155,10 @@ class Watches:
         """These instances as they are now, as many at a time as fit into a message, without those that are gone."""
         if not instance_ids:
             return
-        sizes = await self._db.run_tx(partial(workflows.sizes, ids=instance_ids), READ)
-        ordered = {one: sizes[one] for one in instance_ids if one in sizes}
-        for part in in_parts(ordered, MESSAGE_BYTES):
-            found = await self._db.run_tx(partial(workflows.get_many, ids=part), READ)
+        parts, found = await self._db.run_tx(partial(_read_first, ids=instance_ids), READ)
+        for number, part in enumerate(parts):
+            if number:
+                found = await self._db.run_tx(partial(workflows.get_many, ids=part), READ)
             for one in part:
                 if one in found:
                     yield found.pop(one)
@@ -168,3 +184,12 @@ class Watches:
         if head.revision > max(watcher.known.get(head.id, 0), newest.revision if newest else 0):
             watcher.changed[head.id] = head
             watcher.ready.set()
+
+
+def _read_first(tx: Tx, ids: Sequence[int]) -> tuple[list[list[int]], dict[int, Instance]]:
+    """Which of these instances fit into a message together, and the first of them."""
+    if len(ids) == 1:
+        return [[*ids]], workflows.get_many(tx, ids)
+    sizes = workflows.sizes(tx, ids)
+    parts = list(in_parts({one: sizes[one] for one in ids if one in sizes}, PART_BYTES))
+    return parts, workflows.get_many(tx, parts[0]) if parts else {}

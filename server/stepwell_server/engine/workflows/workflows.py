@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from uuid import uuid4
 
 from stepwell_server.domain.spine.births import Wanted
 from stepwell_server.domain.spine.events import EngineEvent
@@ -35,6 +34,7 @@ from stepwell_server.domain.workflows.instances import (
 from stepwell_server.engine.spine.batches import Batches
 from stepwell_server.engine.spine.births import things
 from stepwell_server.engine.spine.group import committed_by
+from stepwell_server.engine.spine.ids import new_id
 from stepwell_server.engine.spine.kinds import Committed
 from stepwell_server.engine.spine.operators import Operator
 from stepwell_server.engine.spine.replica import Replica
@@ -84,7 +84,12 @@ class Workflows:
         self, items: Sequence[tuple[NewInstance | StepwellError, Asked]]
     ) -> list[Instance | StepwellError]:
         """Store new instances, each decided by itself. Where a worker is free, they are handed out at birth."""
-        return things(await self.batches.take(items, self._checked_instance, self._creation))
+        mark = self.instances.watches.mark()
+        answers = things(await self.batches.take(items, self._checked_instance, self._creation))
+        for one in answers:
+            if isinstance(one, Instance):
+                self.instances.watches.bear(one, mark)
+        return answers
 
     def _creation(self, new: NewInstance, asked: Asked) -> CreateRun:
         reservation = self.replica.handout.reserve(new.key.handler)
@@ -93,7 +98,7 @@ class Workflows:
     async def _checked_instance(self, new: NewInstance) -> NewInstance:
         """The instance with an id, or why it is refused."""
         if not new.key.instance_id:
-            new = replace(new, key=replace(new.key, instance_id=uuid4().hex))
+            new = replace(new, key=replace(new.key, instance_id=new_id()))
         new.check()
         await self.replica.registry.use(new.key.handler)
         await self.batches.check_payload(new.key.namespace, "params", new.params)

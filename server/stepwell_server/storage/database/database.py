@@ -1,8 +1,8 @@
 """The database: the only way to a transaction.
 
-`run_tx` takes a plain function of the transaction. It cannot await, so no user code, network call or stream write can
-happen inside a transaction; on SQLite the whole function is one hop to the writer's thread, on PostgreSQL its
-statements are awaited underneath by SQLAlchemy's greenlet bridge (docs/adr/0002).
+`run_tx` takes a plain function of the transaction. The function cannot await, so no user code, network call or stream
+write can happen inside a transaction. On SQLite the whole function is one hop to the writer's thread. On PostgreSQL
+its statements are awaited underneath, by SQLAlchemy's greenlet bridge (docs/adr/0002).
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Hashable
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -26,6 +26,7 @@ from stepwell_server.domain.values.errors import (
     ServerBusy,
     StepwellError,
 )
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.storage.database.failpoints import AFTER_COMMIT, BEFORE_COMMIT, Failpoints
 
 T = TypeVar("T")
@@ -33,8 +34,6 @@ Tx: TypeAlias = Connection
 Work: TypeAlias = Callable[[Tx], T]
 
 MOST_ATTEMPTS = 5
-MOST_RUNNING = 1000
-"""Transactions that run or wait for a connection. Callers may go; what they asked for stays until it ends."""
 SHORTEST_BACKOFF = 0.005
 LONGEST_BACKOFF = 0.1
 
@@ -42,7 +41,7 @@ log = structlog.get_logger()
 
 
 class Fault(Enum):
-    """What an error of the driver means for the transaction that met it."""
+    """The meaning of a driver's error for its transaction."""
 
     CONFLICT = auto()  # lost against another transaction; rolled back whole, so it can be run again
     DISCONNECTED = auto()  # the database went away; run again only if it cannot have committed
@@ -77,6 +76,10 @@ UNHURRIED = TxOptions(label="unhurried")
 class LostRace(Exception):
     """Raised by the work itself: what it saw changed before it could lock it. The transaction is run again."""
 
+    def __init__(self, lost: Collection[Hashable] = ()) -> None:
+        self.lost = frozenset(lost)
+        """The parts of the work that lost, where the rest can go on without them."""
+
 
 class CommitUnknown(Exception):
     """The connection was lost while committing: the transaction may or may not have happened."""
@@ -92,7 +95,7 @@ class Backend(Protocol):
         """Like `attempt`, alone on a connection without time limits: for migrations."""
 
     def classify(self, error: BaseException) -> Fault:
-        """What the error means."""
+        """Classify an error."""
 
     async def close(self) -> None:
         """Close every connection."""
@@ -101,8 +104,10 @@ class Backend(Protocol):
 class Database:
     """A backend with the rules for retries, cancellation and reachability around it."""
 
-    def __init__(self, backend: Backend, failpoints: Failpoints | None = None) -> None:
-        self._backend = backend
+    def __init__(self, backend: Backend, failpoints: Failpoints | None = None, tuning: Tuning = DEFAULT) -> None:
+        self.backend = backend
+        """The database product. A test puts a faulty one in its place."""
+        self._tuning = tuning
         self.failpoints = failpoints or Failpoints()
         self._running: set[asyncio.Task[Any]] = set()
         self.reachable = True
@@ -116,8 +121,9 @@ class Database:
         Shielded: a caller that is cancelled stops waiting, while the transaction ends whole. The function may run
         several times, so it must not change anything but the database.
         """
-        if len(self._running) >= MOST_RUNNING and not options.reserved:
-            raise ServerBusy("too many transactions at once", retry_after=0.5)
+        # Transactions outlive callers that went away, so they are counted and not the callers.
+        if len(self._running) >= self._tuning.transactions and not options.reserved:
+            raise ServerBusy("too many transactions at once; repeat the call", retry_after=0.5)
         task = asyncio.create_task(self._run(work, options))
         self._running.add(task)
         task.add_done_callback(self._ended)
@@ -128,17 +134,17 @@ class Database:
 
         So it is run again also if its commit may have happened.
         """
-        return await self._insist(lambda: self._backend.attempt_unhurried(work), UNHURRIED, repeatable=True)
+        return await self._insist(lambda: self.backend.attempt_unhurried(work), UNHURRIED, repeatable=True)
 
     async def close(self) -> None:
         """Let running transactions end, then close every connection."""
         while self._running:
             await asyncio.wait(self._running)
-        await self._backend.close()
+        await self.backend.close()
 
     async def _run(self, work: Work[T], options: TxOptions) -> T:
         watched = self._watched(work, options)
-        attempt = partial(self._backend.attempt, watched, options)
+        attempt = partial(self.backend.attempt, watched, options)
         result = await self._insist(attempt, options, repeatable=options.read_only)
         self.failpoints.reach(AFTER_COMMIT, options.label)
         return result
@@ -173,7 +179,7 @@ class Database:
     def _worth_another(self, error: Exception, repeatable: bool) -> bool:
         if isinstance(error, CommitUnknown):
             return repeatable
-        return isinstance(error, LostRace) or self._backend.classify(error) in (Fault.CONFLICT, Fault.DISCONNECTED)
+        return isinstance(error, LostRace) or self.backend.classify(error) in (Fault.CONFLICT, Fault.DISCONNECTED)
 
     def _raise(self, error: Exception) -> NoReturn:
         """Raise what the caller is to know of the error: a refusal, or the error itself if it is our bug."""
@@ -185,11 +191,11 @@ class Database:
             case LostRace():
                 fault = Fault.CONFLICT
             case _:
-                fault = self._backend.classify(error)
+                fault = self.backend.classify(error)
         self.faults[fault] += 1
         match fault:
             case Fault.CONFLICT:
-                raise Conflict("the transaction lost against others too often") from error
+                raise Conflict("the transaction lost against others too often; repeat the call") from error
             case Fault.DISCONNECTED:
                 self.reachable = False
                 raise DatabaseUnavailable("the database does not answer; repeat the call", retry_after=1.0) from error
@@ -202,7 +208,7 @@ class Database:
                 damaged = "the database is damaged: nothing of this was stored; its operator must restore it"
                 raise DatabaseUnavailable(damaged, retry_after=1.0) from error
             case Fault.BUSY:
-                raise ServerBusy("all database connections are in use", retry_after=0.5) from error
+                raise ServerBusy("all database connections are in use; repeat the call", retry_after=0.5) from error
             case Fault.BUG:
                 raise error
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cache
+from io import BytesIO
 from typing import Any
 
 import orjson
@@ -133,9 +134,9 @@ def take_snapshot(tx: Tx) -> None:
         tx.execute(text("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ"))
 
 
-PAYLOADS = ("params", "output", "result", "payload")
-"""Columns that can be large. Their texts come in a parameter of their own, one behind the other, and a row says where
-its text stands: in the text of the rows they would be copied for every column."""
+PAYLOADS = ("params", "output", "result", "payload", "reply", "body_hash")
+"""Columns that can be large, or are bytes. They come in a parameter of their own, one behind the other, and a row has
+the place of its part. Inside the text of the rows they would be copied for every column."""
 
 
 def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
@@ -152,6 +153,8 @@ def rows(product: str, name: str, /, **columns: TypeEngine[Any]) -> FromClause:
 
     def text_of(key: str) -> ColumnElement[Any]:
         part = func.substr(texts, given.c[f"{key}_at"], given.c[f"{key}_size"])
+        if isinstance(columns[key], LargeBinary):
+            return type_coerce(part, LargeBinary()).label(key)
         whole = func.convert_from(part, literal_column("'UTF8'")) if product == "postgresql" else cast(part, Text)
         return type_coerce(whole, Text()).label(key)
 
@@ -178,26 +181,24 @@ def as_rows(items: Iterable[Mapping[str, Any]]) -> str:
 
 
 def with_payloads(name: str, items: Iterable[Mapping[str, Any]]) -> dict[str, str | bytes]:
-    """The parameters of `rows` with payloads."""
-    texts: list[bytes] = []
-    given, end = [], 1
+    """The parameters of `rows` with payloads, whose texts are bytes."""
+    texts = BytesIO()  # one is copied while it is added, and then let go
+    given = []
     for item in items:
         row = dict(item)
         for key in PAYLOADS:
             text = row.pop(key, None)
             if text is not None:
-                texts.append(text.encode())
-                row |= {f"{key}_at": end, f"{key}_size": len(texts[-1])}
-                end += len(texts[-1])
+                row |= {f"{key}_at": texts.tell() + 1, f"{key}_size": texts.write(text)}
         given.append(row)
-    return {name: as_rows(given), f"{name}_payloads": b"".join(texts)}
+    return {name: as_rows(given), f"{name}_payloads": texts.getvalue()}
 
 
 # ---- lookups
 #
-# PostgreSQL keeps the plan of the sixth execution. If a table has next to nothing in it by then, a join with parameter
-# rows or with another table looks as cheap without an index condition as with one, and stays like that when the table
-# has grown. So no statement joins. It looks rows up, in one of these shapes, which leave the planner no choice.
+# PostgreSQL keeps the plan of the sixth execution. If a table is nearly empty then, a join looks as cheap without an
+# index condition as with one, and the plan stays when the table has grown. So no statement joins a table with parameter
+# rows or with another table. It looks rows up, in one of these shapes, which leave the planner no choice.
 
 
 def among(product: str, column: ColumnElement[Any], wanted: ColumnElement[Any]) -> ColumnElement[bool]:
@@ -215,9 +216,9 @@ def look_up(
     outer: bool = False,
     lock: Mapping[str, Any] | None = None,
 ) -> tuple[FromClause, FromClause]:
-    """What is given, each row with the rows of a table that belong to it, and these rows as what to select from.
+    """Join each given row with its rows of a table. Returns the join, and these rows to select from.
 
-    With `lock` each is locked as it is found, in the order of what is given: for locks that never wait.
+    With `lock` each is locked as it is found, in the order of the given rows: for locks that never wait.
     """
     if product != "postgresql":
         return given.join(table, and_(*same), isouter=outer), table
@@ -234,9 +235,9 @@ def fenced(product: str, inner: Select[Any]) -> Select[Any]:
 def overwrite(product: str, table: Table, given: FromClause, *keys: str) -> tuple[Update, Any]:
     """An UPDATE with values per row, and the columns to take them from.
 
-    Only of rows that an earlier statement of the transaction has locked, or whose lock it holds: they are found by
-    their places, and a row that another moves meanwhile would be left as it is. A statement that waits for locks itself
-    tells rows apart by `among`, which is judged again when the lock is there.
+    For rows whose lock the transaction holds: they are found by their places, and a row that another transaction moves
+    would be left as it is. A statement that waits for locks itself tells rows apart by `among`, which is judged again
+    when the lock is there.
     """
     if product != "postgresql":
         return update(table).where(*_same(table, given, *keys)), given.c

@@ -22,13 +22,13 @@ _CRASHED = 42
 
 
 class Failpoints:
-    """What happens at each place: nothing, unless a test says otherwise."""
+    """The action at each place: none, unless a test sets one."""
 
     def __init__(self, crash_at: str = "") -> None:
         self._installed: Failpoint | None = _crash(crash_at) if crash_at else None
 
     def reach(self, point: str, label: str) -> None:
-        """Tell whoever is interested that this place was reached, by its short and its long name."""
+        """Run the actions for this place, which has a short and a long name."""
         if self._installed is not None:
             self._installed(point)
             self._installed(f"{point}/{label}")

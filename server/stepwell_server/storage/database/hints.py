@@ -1,7 +1,7 @@
 """Hints between replicas: "something about these handlers changed". Losing one costs latency, never work.
 
-PostgreSQL carries them by NOTIFY, outside the transactions they are about, because a transaction that notifies waits at
-its commit for every other one that does. SQLite has one server, which needs no hints.
+PostgreSQL carries them by NOTIFY, outside the transactions that they are about. A transaction that notifies would wait
+at its commit for every other that does. SQLite has one server, which needs no hints.
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ from sqlalchemy import URL, text
 
 from stepwell_server.domain.spine.handlers import Handler, TaskKind, known_handlers
 from stepwell_server.domain.spine.wakes import ProcessOrder, WakeFilter
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.postgresql import SESSION
 
 CHANNEL = "stepwell"
 LONGEST_HINT = 7000  # bytes; PostgreSQL allows 8,000
-PING_LIMIT = 2.0
-DEAF_LIMIT = 10.0
+ANSWER_LIMIT = 2.0
+"""Longest wait for the database to take a hint or a listener, in seconds."""
 RECONNECT = 0.5
 
 _SESSION = SESSION | {"application_name": "stepwell hints"}
 _LOST = (OSError, asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError)
-"""What a connection raises that was cut off, before, while or after it was used."""
+"""Errors of a connection that was cut off, before, during or after its use."""
 
 OnHint: TypeAlias = Callable[["Hint"], None]
 
@@ -39,7 +40,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Hint:
-    """What changed somewhere."""
+    """A change on some replica."""
 
     handlers: frozenset[Handler] | None = None
     """Handlers whose next wake changed; None means that anything may have changed."""
@@ -48,7 +49,7 @@ class Hint:
     moved: frozenset[int] = frozenset()
     """Tasks whose status, as users see it, may be another one now."""
     order: ProcessOrder | None = None
-    """Somebody asked to have this handed out."""
+    """Work that a caller asked to have handed out."""
 
 
 ANYTHING = Hint()
@@ -65,7 +66,7 @@ class Hints(Protocol):
         """Call back for every hint, until cancelled."""
 
     async def send(self, hint: Hint) -> None:
-        """Hint to all other replicas. One that cannot be sent is dropped: their sweeps will find what it was about."""
+        """Hint to all other replicas. A hint that cannot be sent is dropped: their sweeps will find the change."""
 
     def expect_ping(self) -> None:
         """Say that a ping is about to be sent."""
@@ -75,7 +76,7 @@ class Hints(Protocol):
 
 
 class NoHints:
-    """One server, nobody to hint to."""
+    """Hints of a server that has no other replica."""
 
     @property
     def working(self) -> bool:
@@ -87,7 +88,7 @@ class NoHints:
         await asyncio.Event().wait()
 
     async def send(self, hint: Hint) -> None:
-        """Nobody to tell."""
+        """Do nothing: there is no other replica."""
 
     def expect_ping(self) -> None:
         """Nothing to measure."""
@@ -99,7 +100,8 @@ class NoHints:
 class PostgresqlHints:
     """Hints by LISTEN and NOTIFY: one connection and one channel for a whole replica."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, tuning: Tuning = DEFAULT) -> None:
+        self._tuning = tuning
         self._url = url.set(drivername="postgresql").render_as_string(hide_password=False)
         self._ping = uuid4().hex
         self._pinged_at: float | None = None
@@ -113,7 +115,7 @@ class PostgresqlHints:
             return False
         if self._pinged_at is None:
             return True
-        return asyncio.get_running_loop().time() - self._pinged_at < PING_LIMIT
+        return asyncio.get_running_loop().time() - self._pinged_at < self._tuning.ping_timeout
 
     async def listen(self, on_hint: OnHint) -> None:
         """Listen, and connect again whenever the connection is lost: after each time, anything may have changed."""
@@ -137,7 +139,7 @@ class PostgresqlHints:
         if len(spoken.encode()) > LONGEST_HINT:
             spoken = json.dumps([self._ping])
         try:
-            await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, spoken, timeout=PING_LIMIT)
+            await connection.execute("SELECT pg_notify($1, $2)", CHANNEL, spoken, timeout=ANSWER_LIMIT)
         except _LOST as error:
             log.debug("hint_dropped", error=type(error).__name__)
 
@@ -149,7 +151,7 @@ class PostgresqlHints:
         now = asyncio.get_running_loop().time()
         if self._pinged_at is None:
             self._pinged_at = now
-        elif now - self._pinged_at > DEAF_LIMIT and self._connection is not None:
+        elif now - self._pinged_at > self._tuning.deaf_timeout and self._connection is not None:
             self._connection.terminate()
 
     def ping(self, tx: Tx) -> None:
@@ -157,11 +159,11 @@ class PostgresqlHints:
         self._notify(tx, json.dumps({"ping": self._ping}))
 
     async def _listen_once(self, on_hint: OnHint) -> None:
-        connection = await asyncpg.connect(self._url, timeout=PING_LIMIT, server_settings=_SESSION)
+        connection = await asyncpg.connect(self._url, timeout=ANSWER_LIMIT, server_settings=_SESSION)
         gone = asyncio.Event()
         try:
             connection.add_termination_listener(lambda _: gone.set())
-            async with asyncio.timeout(PING_LIMIT):
+            async with asyncio.timeout(ANSWER_LIMIT):
                 await connection.add_listener(CHANNEL, lambda *received: self._received(received[3], on_hint))
             self._listening, self._pinged_at, self._connection = True, None, connection
             on_hint(ANYTHING)

@@ -33,7 +33,7 @@ class PageTokens:
         return base64.urlsafe_b64encode(self._sign(scope, body) + body).decode().rstrip("=")
 
     def decode(self, scope: Sequence[object], token: str) -> Position:
-        """The position in the token. One that is forged, altered or from another scope is refused."""
+        """The position in the token. A token that is forged, altered or from another scope is refused."""
         if len(token) > LONGEST_TOKEN:
             raise _invalid()
         try:

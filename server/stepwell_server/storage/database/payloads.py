@@ -18,13 +18,13 @@ FAILURE = ("error_name", "error_message", "error_details", "error_non_retryable"
 _BINARY = "!"
 
 
-def to_text(payload: Payload | None) -> str | None:
-    """What is stored of a payload. None: there is none."""
+def to_text(payload: Payload | None) -> bytes | None:
+    """Convert a payload to its column, for `with_payloads`. None: there is none."""
     if payload is None:
         return None
     if payload.binary is None:
-        return payload.json
-    return f"{_BINARY}{base64.b64encode(payload.binary).decode()}:{payload.encoding}"
+        return payload.json.encode()
+    return b"".join((_BINARY.encode(), base64.b64encode(payload.binary), b":", payload.encoding.encode()))
 
 
 def from_text(text: str | None) -> Payload | None:
@@ -38,7 +38,7 @@ def from_text(text: str | None) -> Payload | None:
 
 
 def trace_to_text(trace: Trace) -> str | None:
-    """What is stored of a trace. None: there is none."""
+    """Convert a trace to its column. None: there is none."""
     return json.dumps(dict(trace), separators=(",", ":")) if trace else None
 
 

@@ -7,7 +7,6 @@ statement seeing what was committed before it. Every wait has a limit, the inner
 from __future__ import annotations
 
 from collections.abc import Mapping
-from types import MappingProxyType
 from typing import Any
 
 import asyncpg
@@ -17,12 +16,13 @@ from sqlalchemy.exc import TimeoutError as PoolTimeout
 from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
 from sqlalchemy.pool import NullPool
 
+from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.storage.database.database import CommitUnknown, Fault, T, TxOptions, Work
 
-POOL_SIZE = 8
+POOL_SIZE = 4
+READING_POOL_SIZE = 4
 RESERVED_POOL_SIZE = 3
 """For group commits, their slow lane, and leases with health: load cannot starve these."""
-POOL_TIMEOUT = 2.0
 SINGLE_POOL_SIZE = 2
 """For statements that commit by themselves: reports and births, beside each other."""
 CONNECT_TIMEOUT = 2.0
@@ -55,6 +55,11 @@ _ALONE = {
     "plan_cache_mode": "force_generic_plan",
 }
 """For connections whose statements commit by themselves."""
+_READING = {
+    # Of connections without transactions: a statement sees what is committed before it in any case, and BEGIN and
+    # COMMIT are two trips more.
+    "default_transaction_read_only": "on",
+}
 
 _CONFLICTS = frozenset({"40001", "40P01", "55P03"})
 _OUTAGES = frozenset({"57P01", "57P02", "57P03", "57P05", "53300", "25006", "25P03"})
@@ -66,17 +71,21 @@ _OF_THE_DISK = {"53100": Fault.FULL, "XX001": Fault.DAMAGED, "XX002": Fault.DAMA
 class PostgresqlBackend:
     """A pool of connections for everything, and fresh ones for migrations."""
 
-    def __init__(self, url: URL) -> None:
+    def __init__(self, url: URL, tuning: Tuning = DEFAULT) -> None:
         self._url = _for_asyncpg(url)
-        self._pool = _pool(self._url, POOL_SIZE)
-        self._reserved = _pool(self._url, RESERVED_POOL_SIZE)
-        self._single = _pool(self._url, SINGLE_POOL_SIZE, _ALONE, isolation_level="AUTOCOMMIT")
+        self._pool = _pool(self._url, POOL_SIZE, tuning)
+        self._reading = _pool(self._url, READING_POOL_SIZE, tuning, _READING)
+        self._reserved = _pool(self._url, RESERVED_POOL_SIZE, tuning)
+        self._single = _pool(self._url, SINGLE_POOL_SIZE, tuning, _ALONE)
 
     async def attempt(self, work: Work[T], options: TxOptions) -> T:
-        """Run the function in one transaction; its statements are awaited underneath."""
+        """Run the function in one transaction; its statements are awaited underneath. Calls that read need none."""
         if options.single:
             async with self._single.connect() as connection:
                 return await _by_itself(connection, work)
+        if options.read_only and not options.reserved:
+            async with self._reading.connect() as connection:
+                return await connection.run_sync(work)
         pool = self._reserved if options.reserved else self._pool
         async with pool.connect() as connection:
             if options.read_only:
@@ -111,6 +120,7 @@ class PostgresqlBackend:
     async def close(self) -> None:
         """Close every connection."""
         await self._pool.dispose()
+        await self._reading.dispose()
         await self._reserved.dispose()
         await self._single.dispose()
 
@@ -163,18 +173,11 @@ def _sqlstate(error: object) -> str:
     return ""
 
 
-def _pool(
-    url: URL, size: int, more: Mapping[str, str] = MappingProxyType({}), isolation_level: str = "READ COMMITTED"
-) -> AsyncEngine:
-    return _engine(
-        url,
-        {**SESSION, **_HURRIED, **_INDEXED, **more},
-        COMMAND_TIMEOUT,
-        isolation_level,
-        pool_size=size,
-        max_overflow=0,
-        pool_timeout=POOL_TIMEOUT,
-    )
+def _pool(url: URL, size: int, tuning: Tuning, by_itself: Mapping[str, str] | None = None) -> AsyncEngine:
+    """Connections with limits. With settings for them, each statement on them commits by itself."""
+    session = {**SESSION, **_HURRIED, **_INDEXED, **(by_itself or {})}
+    pooled = _engine(url, session, COMMAND_TIMEOUT, pool_size=size, max_overflow=0, pool_timeout=tuning.pool_timeout)
+    return pooled if by_itself is None else pooled.execution_options(isolation_level="AUTOCOMMIT")
 
 
 def _engine(

@@ -128,7 +128,7 @@ def _real_clock() -> int:
 
 
 def _keep_private(path: Path) -> None:
-    """Let nobody but the owner read the file, nor what SQLite puts beside it, which takes its mode from the file."""
+    """Let only the owner read the file, and the files that SQLite puts beside it, which get the same mode."""
     try:
         os.close(os.open(path, os.O_RDWR | os.O_CREAT, PRIVATE))
         for file in (path, *(path.with_name(path.name + suffix) for suffix in ("-wal", "-shm"))):

@@ -108,7 +108,7 @@ class _Prepared:
     row: Callable[[Sequence[Any]], Any]
 
     def call(self, given: Mapping[str, Any]) -> str:
-        """What executes it."""
+        """The text that executes it."""
         values = [
             constant if name is None else _quoted(given[name])
             for name, constant in zip(self.parameters, self.constants, strict=True)

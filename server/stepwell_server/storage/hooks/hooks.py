@@ -1,10 +1,10 @@
-"""Rows of hooks. Whoever changes the row of one that has not ended has its task locked."""
+"""Rows of hooks. A transaction that changes the row of a living hook has its task locked."""
 
 from __future__ import annotations
 
 import heapq
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from itertools import islice
 from typing import Any, TypeAlias
@@ -28,7 +28,7 @@ from stepwell_server.domain.hooks.hooks import STORED, Hook, HookFilter, HookKey
 from stepwell_server.domain.spine.births import Birth, Found
 from stepwell_server.domain.spine.executions import load_open
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
-from stepwell_server.domain.spine.jobs import Execution, JobStatus
+from stepwell_server.domain.spine.jobs import JobEnd, JobStatus
 from stepwell_server.domain.spine.tasks import Task, TaskStatus
 from stepwell_server.domain.values.failures import Failure
 from stepwell_server.domain.values.pages import fit
@@ -53,14 +53,8 @@ from stepwell_server.storage.schema.spine import tasks
 from stepwell_server.storage.spine import handlers
 from stepwell_server.storage.spine import tasks as task_store
 
-
-@dataclass(frozen=True, slots=True)
-class HookEnd:
-    """How an execution of a hook ended, and perhaps the hook with it."""
-
-    id: int
-    at: Micros
-    execution: Execution
+KEPT = hooks
+"""Table of the rows that stay when tasks of hooks end."""
 
 
 # ---- write
@@ -81,7 +75,7 @@ def _insert_sql(product: str) -> Any:
     return statement.on_conflict_do_nothing().returning(hooks.c.id)
 
 
-def ending(ends: Iterable[HookEnd]) -> Write:
+def ending(ends: Iterable[JobEnd]) -> Write:
     """Writes how executions ended."""
     return Write(_end_sql, {"hooks_after": dialect.as_rows(map(_end_row, ends))})
 
@@ -95,7 +89,7 @@ def _end_sql(product: str) -> Any:
 
 
 def cancel(tx: Tx, hook: Hook, at: Micros) -> None:
-    """Write that somebody ended a hook, with the execution that was under way."""
+    """Write that a call ended a hook, with the execution that was under way."""
     begun = {"attempts": hook.attempts, "last_attempt_at": hook.last_attempt_at}
     ended = {"status": JobStatus.CANCELLED, "ended_at": at, **begun}
     tx.execute(update(hooks).where(hooks.c.id == hook.id).values(ended))
@@ -165,9 +159,9 @@ def _is_wanted(product: str) -> ColumnElement[bool]:
 
 
 def lock(tx: Tx, key: HookKey) -> tuple[Hook, Task | None] | None:
-    """The hook and its task, nobody else's until the transaction ends. None: there is no such hook.
+    """Lock a hook and its task until the transaction ends. None: there is no such hook.
 
-    The task is locked first, as everybody does who changes a hook that has not ended.
+    The task is locked first, as every transaction does that changes a living hook.
     """
     seen = get(tx, key)
     if seen is None:
@@ -179,19 +173,6 @@ def lock(tx: Tx, key: HookKey) -> tuple[Hook, Task | None] | None:
     if hook.status.ended is (task is not None):
         raise LostRace
     return hook, task
-
-
-def ended_fences(tx: Tx, ids: Iterable[int]) -> dict[int, tuple[str, int | None]]:
-    """Of which namespace these hooks are, and under which lease they ended; of those that have."""
-    found = tx.execute(_fences_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
-    return {row.id: (row.namespace, row.ended_fence) for row in found}
-
-
-@cache
-def _fences_sql(product: str) -> Select[Any]:
-    return select(hooks.c.id, hooks.c.namespace, hooks.c.ended_fence).where(
-        hooks.c.status != JobStatus.OPEN, _is_wanted(product)
-    )
 
 
 def lock_unserved(tx: Tx, of: Sequence[Handler], overdue: Micros, limit: int) -> list[tuple[Task, Hook]]:
@@ -286,7 +267,7 @@ def _failures_sql(product: str) -> Select[Any]:
 
 
 def _held_in(wanted: HookFilter) -> list[Any]:
-    """Hooks that somebody executes are few, and found by their tasks."""
+    """Executing hooks are few, and found by their tasks."""
     held = [
         tasks.c.status == handlers.in_status(TaskStatus.PROCESSING),
         tasks.c.namespace == wanted.namespace,
@@ -325,7 +306,7 @@ def _birth_row(birth: Birth[NewHook]) -> dict[str, Any]:
     }
 
 
-def _end_row(one: HookEnd) -> dict[str, Any]:
+def _end_row(one: JobEnd) -> dict[str, Any]:
     execution = one.execution
     over = execution.status is not JobStatus.OPEN
     return {

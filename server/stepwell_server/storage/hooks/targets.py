@@ -57,7 +57,7 @@ def disable(tx: Tx, target: Target, reason: str) -> bool:
 
 
 def remove(tx: Tx, namespace: str, name: str) -> bool:
-    """Delete a target. Its hooks are anybody's again. False: there is none."""
+    """Delete a target. Every worker can take its hooks again. False: there is none."""
     gone = delete(hook_targets).where(_mine(namespace, name)).returning(hook_targets.c.name)
     if tx.execute(gone).first() is None:
         return False

@@ -7,7 +7,15 @@ from stepwell_server.storage.schema.deployment import clock, deployment
 from stepwell_server.storage.schema.hooks import hook_targets, hooks
 from stepwell_server.storage.schema.metadata import metadata
 from stepwell_server.storage.schema.namespaces import namespaces
-from stepwell_server.storage.schema.spine import fence_counter, handlers, lease_clock, requests, sessions, tasks
+from stepwell_server.storage.schema.spine import (
+    declarations,
+    fence_counter,
+    handlers,
+    lease_clock,
+    requests,
+    sessions,
+    tasks,
+)
 from stepwell_server.storage.schema.workflows import (
     workflow_events,
     workflow_instances,
@@ -17,6 +25,7 @@ from stepwell_server.storage.schema.workflows import (
 
 __all__ = [
     "clock",
+    "declarations",
     "deployment",
     "fence_counter",
     "handlers",

@@ -6,7 +6,7 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Table, Text,
 
 from stepwell_server.storage.schema.metadata import metadata, name
 
-# Messages to handlers. One that has not ended has a task of the same id, which says whether somebody executes it.
+# Messages to handlers. A hook that has not ended has a task of the same id, which tells whether it is executing.
 hooks = Table(
     "hooks",
     metadata,

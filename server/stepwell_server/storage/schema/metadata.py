@@ -1,4 +1,4 @@
-"""What every table is made with."""
+"""The metadata of all tables."""
 
 from __future__ import annotations
 

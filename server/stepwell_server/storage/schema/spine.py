@@ -20,7 +20,7 @@ from sqlalchemy import (
 
 from stepwell_server.storage.schema.metadata import metadata, name
 
-# Whom work is addressed to: the names that are in use or remembered, so that the next wake is found name by name.
+# Addressees of work: the names that are in use or remembered, so that the next wake is found name by name.
 handlers = Table(
     "handlers",
     metadata,
@@ -35,6 +35,8 @@ handlers = Table(
     Column("used_at", BigInteger, nullable=False, server_default="0"),  # last hosted or addressed: up to a day late
     Column("has_target", Boolean, nullable=False, server_default=false()),  # the server itself takes its tasks to one
     Column("is_listener", Boolean, nullable=False, server_default=false()),  # it is told of events
+    Column("definition", Text),  # what is in force of `declarations`; NULL: only older servers registered it
+    Column("definition_hash", Text),
     Index(
         "ix_handlers__listeners",
         *("namespace", "kind", "name"),
@@ -43,7 +45,20 @@ handlers = Table(
     ),
 )
 
-# Everything that waits. What a hot write must know of a task stands on its row, so that it needs no other.
+# Every definition that a handler ever had. Which of them is in force, its row in `handlers` says.
+declarations = Table(
+    "declarations",
+    metadata,
+    Column("namespace", name(), primary_key=True),
+    Column("kind", name(), primary_key=True),
+    Column("name", name(), primary_key=True),
+    Column("hash", Text, primary_key=True),
+    Column("definition", Text, nullable=False),
+    Column("first_seen", BigInteger, nullable=False),  # a number of the fences' sequence, as is `put`
+    Column("put", BigInteger),  # when it was last put; NULL: only workers have declared it
+)
+
+# Everything that waits. The row of a task has everything that a hot write must know of it.
 tasks = Table(
     "tasks",
     metadata,
@@ -108,13 +123,14 @@ sessions = Table(
     Column("sdk", Text, nullable=False),
     Column("replica_id", Text, nullable=False),  # whom its stream is with; empty: it has none
     Column("connection", BigInteger, nullable=False),  # number of its newest connection
-    Column("handlers", Text, nullable=False),
+    Column("handlers", Text, nullable=False),  # [[kind, name, hash], ...]; of older servers [[kind, name], ...]
     Column("connected_at", BigInteger, nullable=False),
     Column("seen_at", BigInteger, nullable=False),  # by lease_now()
+    Column("left_at", BigInteger),  # by lease_now(): when its stream ended; NULL: it has not
     Index("ix_sessions__namespace_worker_id", "namespace", "worker_id", "session_id"),
 )
 
-# One row: when a lease was last renewed by anybody. Leases lapse only while somebody is able to renew them.
+# One row: when leases could last be renewed. A lease expires only while renewals are possible.
 lease_clock = Table(
     "lease_clock",
     metadata,

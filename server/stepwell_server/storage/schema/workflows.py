@@ -6,8 +6,8 @@ from sqlalchemy import BigInteger, Boolean, Column, Index, Integer, Table, Text,
 
 from stepwell_server.storage.schema.metadata import metadata, name
 
-# Executions of workflows. An instance has a task, of the same id, exactly as long as it has not ended; whoever changes
-# the row of one that lives has that task locked. The status of a live one is a copy of what its task says.
+# Executions of workflows. An instance has a task, of the same id, exactly as long as it has not ended. A transaction
+# that changes the row of a living instance has that task locked. Its status is then a copy of the status of its task.
 workflow_instances = Table(
     "workflow_instances",
     metadata,

@@ -32,7 +32,7 @@ from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.clock import db_now
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.schema.spine import tasks
-from stepwell_server.storage.spine import handlers, limits
+from stepwell_server.storage.spine import handlers, limits, sessions
 from stepwell_server.storage.spine.tasks import from_row
 
 PRIORITIES = range(10)
@@ -56,19 +56,19 @@ class Served:
 
 
 def lock_due(
-    tx: Tx, served: Sequence[Served], most: int, sessions: Iterable[str] = (), patience: Micros = 0
+    tx: Tx, served: Sequence[Served], most: int, session_ids: Iterable[str] = (), patience: Micros = 0
 ) -> list[Task]:
     """Lock so many due tasks, in the order of claims, of no handler more than its credit.
 
     A handler that is paused gives nothing; one with a limit gives what is free, counted under its lock. What another
-    session than these keeps in memory is left to it for as long as the patience lasts.
+    session than these keeps in memory is left to it for as long as the patience lasts, if that session is there.
     """
     allowed = _allowed(tx, served)
     if not allowed:
         return []
     chosen: list[Task] = []
     left = {one.handler: one.credits for one in allowed}
-    for task in _in_order(_lock_due(tx, allowed, most, sessions, patience)):
+    for task in _in_order(_lock_due(tx, allowed, most, session_ids, patience)):
         if left[task.handler] > 0:
             left[task.handler] -= 1
             chosen.append(task)
@@ -102,7 +102,7 @@ def _has_begun(task: Task) -> bool:
     return task.handler.kind in RESUMING and task.priority <= BEGUN_PRIORITY
 
 
-def _lock_due(tx: Tx, allowed: Sequence[Served], most: int, sessions: Iterable[str], patience: Micros) -> list[Task]:
+def _lock_due(tx: Tx, allowed: Sequence[Served], most: int, session_ids: Iterable[str], patience: Micros) -> list[Task]:
     """Lock due tasks, looked up per (handler, priority): neither a million sleepers nor names nobody serves are met."""
     sought = [one.sought(2 * most // len(allowed)) for one in allowed]
     classes = dialect.as_rows(
@@ -110,7 +110,7 @@ def _lock_due(tx: Tx, allowed: Sequence[Served], most: int, sessions: Iterable[s
         for number, one in enumerate(allowed)
         for priority in PRIORITIES
     )
-    mine = dialect.as_rows({"session_id": one} for one in sessions)
+    mine = dialect.as_rows({"session_id": one} for one in session_ids)
     given = {"classes": classes, "longest": max(sought), "most": most, "mine": mine, "patience": patience}
     return [from_row(row) for row in tx.execute(_due_sql(dialect.product(tx)), given)]
 
@@ -158,7 +158,7 @@ def _due_of(product: str, classes: FromClause) -> Select[Any]:
             inner.c.priority == classes.c.priority,
             inner.c.status == handlers.in_status(TaskStatus.PENDING),
             inner.c.run_at <= db_now(),
-            free | sticky.in_(select(mine.c.session_id)),
+            free | sticky.in_(select(mine.c.session_id)) | ~sessions.is_there(sticky),
         )
         .order_by(inner.c.run_at, inner.c.id)
         .limit(classes.c.sought if product == "postgresql" else bindparam("longest", type_=Integer()))

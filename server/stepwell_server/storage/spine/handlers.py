@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
@@ -21,8 +22,9 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import TypeEngine
 
+from stepwell_server.domain.spine.definitions import Definition
 from stepwell_server.domain.spine.events import is_event
-from stepwell_server.domain.spine.handlers import Handler, Registration, TaskKind
+from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.tasks import TaskStatus
 from stepwell_server.domain.values.errors import HandlerLimit
 from stepwell_server.domain.values.times import DAY, Micros
@@ -76,15 +78,25 @@ def target(tx: Tx, handler: Handler, *, has_target: bool) -> None:
 # ---- registration
 
 
-def register(tx: Tx, hosted: Iterable[Registration]) -> None:
-    """Store what a worker hosts, and that these names are in use. A repeated registration changes nothing for a day."""
-    told = {one.handler: one for one in hosted}
-    for row in _known(tx, told):
-        if row.is_fresh and row.registered_at is not None and row.description == told[from_row(row)].description:
-            del told[from_row(row)]
-    if told:  # who writes waits for all claims of these that are under way
-        rows = [_fresh_row(one.handler) | {"description": one.description} for one in told.values()]
-        tx.execute(_register_sql(dialect.product(tx)), {"fresh": dialect.as_rows(rows)})
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A handler that a worker said it hosts, as its row is."""
+
+    handler: Handler
+    definition: Definition | None
+    """The definition in force. None: only older servers have registered the handler."""
+    description: str
+    registered_at: Micros
+
+
+def unnoted(tx: Tx, hosted: Collection[Handler]) -> set[Handler]:
+    """Those of these that no worker said it hosts, or none for a day."""
+    return {*hosted} - {from_row(row) for row in _known(tx, hosted) if row.is_fresh and row.registered_at is not None}
+
+
+def register(tx: Tx, hosted: Iterable[Handler]) -> None:
+    """Store that workers host these, and that their names are in use. Their rows are locked from now on."""
+    tx.execute(_register_sql(dialect.product(tx)), {"fresh": dialect.as_rows(map(_fresh_row, hosted))})
 
 
 def admit(tx: Tx, namespace: str, wanted: Collection[Handler], most: int) -> None:
@@ -106,39 +118,44 @@ def _known(tx: Tx, wanted: Iterable[Handler]) -> Sequence[Row[Any]]:
 def _known_sql(product: str) -> Select[Any]:
     wanted = dialect.rows(product, "wanted", **COLUMNS)
     joined, mine = dialect.look_up(product, wanted, handlers, same_handler(handlers.c, wanted.c))
-    return select(mine, (mine.c.used_at > db_now() - STALE).label("is_fresh")).select_from(joined)
+    is_fresh = (mine.c.used_at > db_now() - STALE).label("is_fresh")
+    return select(*columns_of(mine.c), mine.c.registered_at, is_fresh).select_from(joined)
 
 
 @cache
 def _register_sql(product: str) -> Any:
-    fresh = dialect.rows(product, "fresh", **COLUMNS, is_listener=Boolean(), description=Text())
-    names = [*COLUMNS, "is_listener", "description", "is_paused", "created_at", "registered_at", "used_at"]
-    values = [fresh.c.is_listener, fresh.c.description, literal(False), db_now(), db_now(), db_now()]
+    fresh = dialect.rows(product, "fresh", **COLUMNS, is_listener=Boolean())
+    names = [*COLUMNS, "is_listener", "is_paused", "created_at", "registered_at", "used_at"]
+    values = [fresh.c.is_listener, literal(False), db_now(), db_now(), db_now()]
     source = select(*columns_of(fresh.c), *values).where(true())
     statement = dialect.insert(product, handlers).from_select(names, source.order_by(*columns_of(fresh.c)))
     return statement.on_conflict_do_update(
         index_elements=list(COLUMNS),
         set_={
-            "description": statement.excluded.description,
             "registered_at": func.coalesce(handlers.c.registered_at, statement.excluded.registered_at),
             "used_at": statement.excluded.used_at,
         },
     )
 
 
-def is_registered(tx: Tx, handler: Handler) -> bool:
-    """Whether a worker ever said that it hosts this."""
-    registered = select(handlers.c.name).where(is_named(handler), handlers.c.registered_at.is_not(None))
-    return tx.execute(registered).first() is not None
+def registered(tx: Tx, handler: Handler) -> Registered | None:
+    """The handler, if a worker ever said that it hosts this."""
+    row = tx.execute(select(handlers).where(is_named(handler), handlers.c.registered_at.is_not(None))).first()
+    return None if row is None else _registered(row)
 
 
-def list_registered(tx: Tx, namespace: str, kind: TaskKind, limit: int, after: Position | None) -> list[Registration]:
+def list_registered(tx: Tx, namespace: str, kind: TaskKind, limit: int, after: Position | None) -> list[Registered]:
     """Up to `limit` registered handlers of a kind by name, those after the position."""
     mine = [handlers.c.namespace == namespace, handlers.c.kind == kind, handlers.c.registered_at.is_not(None)]
     statement = select(handlers).where(*mine).order_by(handlers.c.name).limit(limit)
     if after is not None:
         statement = statement.where(beyond([handlers.c.name], after))
-    return [Registration(from_row(row), row.description, row.registered_at) for row in tx.execute(statement)]
+    return [_registered(row) for row in tx.execute(statement)]
+
+
+def _registered(row: Row[Any]) -> Registered:
+    definition = None if row.definition_hash is None else Definition(row.definition, row.definition_hash)
+    return Registered(from_row(row), definition, row.description, row.registered_at)
 
 
 # ---- rows

@@ -13,7 +13,15 @@ from stepwell_server.domain.spine.tasks import TaskStatus
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.schema.spine import handlers, tasks
-from stepwell_server.storage.spine.handlers import COLUMNS, as_rows, from_row, in_status, is_named, same_handler
+from stepwell_server.storage.spine.handlers import (
+    COLUMNS,
+    as_rows,
+    columns_of,
+    from_row,
+    in_status,
+    is_named,
+    same_handler,
+)
 
 
 def limit(tx: Tx, handler: Handler, *, concurrency: int | None, is_paused: bool = False) -> None:
@@ -44,7 +52,7 @@ def _lock_sql(product: str, limited: bool) -> Select[Any]:
     same = [same_handler(handlers.c, wanted.c), is_limited, not_(handlers.c.is_paused)]
     lock = {"skip_locked": True} | ({"key_share": True} if limited else {"read": True})
     joined, mine = dialect.look_up(product, wanted, handlers, *same, lock=lock)
-    return select(mine).select_from(joined)
+    return select(*columns_of(mine.c), mine.c.concurrency).select_from(joined)
 
 
 def count_held(tx: Tx, of: Sequence[Handler]) -> dict[Handler, int]:

@@ -13,7 +13,7 @@ from stepwell_server.domain.values.times import Micros
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.paging import Position, beyond
-from stepwell_server.storage.schema.spine import handlers, tasks
+from stepwell_server.storage.schema.spine import declarations, handlers, tasks
 from stepwell_server.storage.spine.handlers import COLUMNS, columns_of, same_handler
 
 History: TypeAlias = Callable[[Any], Sequence[ColumnElement[bool]]]
@@ -37,7 +37,8 @@ def forget(
         given = {"wanted": dialect.as_rows(unused), "unused_since": unused_since}
         locked = [_named(row) for row in tx.execute(_lock_sql(dialect.product(tx)), given)]
         forget_them = _forget_sql(dialect.product(tx), tuple(history.items()))
-        tx.execute(forget_them, {"wanted": dialect.as_rows(locked)})
+        forgotten = [_named(row) for row in tx.execute(forget_them, {"wanted": dialect.as_rows(locked)})]
+        tx.execute(_forget_declared_sql(dialect.product(tx)), {"wanted": dialect.as_rows(forgotten)})
     return list(_named(page[-1]).values()) if len(page) == limit else None
 
 
@@ -65,12 +66,18 @@ def _lock_sql(product: str) -> Select[Any]:
 
 
 @cache
-def _forget_sql(product: str, history: tuple[tuple[TaskKind, History], ...]) -> Delete:
+def _forget_sql(product: str, history: tuple[tuple[TaskKind, History], ...]) -> Any:
     wanted = dialect.rows(product, "wanted", **COLUMNS)
     statement = dialect.erase(product, handlers, wanted, *COLUMNS)
     has_task = _exists(product, same_handler(tasks.c, handlers.c))
     has_history = [(handlers.c.kind == kind) & _exists(product, *refers(handlers.c)) for kind, refers in history]
-    return statement.where(not_(or_(has_task, *has_history)), not_(handlers.c.has_target))
+    gone = statement.where(not_(or_(has_task, *has_history)), not_(handlers.c.has_target))
+    return gone.returning(*columns_of(handlers.c))
+
+
+@cache
+def _forget_declared_sql(product: str) -> Delete:
+    return dialect.erase(product, declarations, dialect.rows(product, "wanted", **COLUMNS), *COLUMNS)
 
 
 def _exists(product: str, *same: ColumnElement[bool]) -> ColumnElement[bool]:

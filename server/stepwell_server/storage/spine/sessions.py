@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
@@ -27,6 +27,8 @@ CALLER_SEEN: Micros = HOUR
 """A session without a stream is gone if it has not called for so long."""
 CALLER_SERVES: Micros = MINUTE
 """It is taken to be at work for so long after a call: nobody waits longer than that for a task."""
+DEFINES: Micros = MINUTE
+"""A session counts for definitions for so long after it was last seen, even if it left: it may be back soon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,8 @@ class Session:
     sdk: str
     replica_id: str
     """Whom its stream is with. Empty: it has none."""
-    handlers: tuple[Handler, ...]
+    handlers: Mapping[Handler, str]
+    """The handlers that it hosts, and the hash of each definition. An older server stored no hash: then it is empty."""
     connection: int = 0
     connected_at: Micros = 0
 
@@ -53,9 +56,10 @@ def connect(tx: Tx, session: Session) -> int:
         "sdk": session.sdk,
         "replica_id": session.replica_id,
         "connection": 1,
-        "handlers": json.dumps([[one.kind, one.name] for one in session.handlers]),
+        "handlers": json.dumps([[one.kind, one.name, hash_] for one, hash_ in session.handlers.items()]),
         "connected_at": db_now(),
         "seen_at": lease_now(),
+        "left_at": None,
     }
     statement = dialect.insert(dialect.product(tx), sessions).values(row)
     changed = {name: statement.excluded[name] for name in row if name not in ("session_id", "connection")}
@@ -74,7 +78,7 @@ def get(tx: Tx, session_id: str) -> Session | None:
 def disconnect(tx: Tx, owner: Owner) -> None:
     """Count a session whose stream ended as gone, unless it has a newer one. Its number goes on when it comes back."""
     mine = and_(sessions.c.session_id == owner.session_id, sessions.c.connection == owner.connection)
-    tx.execute(update(sessions).where(mine).values(seen_at=lease_now() - CALLER_SEEN))
+    tx.execute(update(sessions).where(mine).values(left_at=lease_now()))
 
 
 def confirm(tx: Tx, owners: Sequence[Owner]) -> set[str]:
@@ -144,6 +148,36 @@ def served(tx: Tx, namespace: str | None = None) -> set[Handler]:
     return {handler for row in found for handler in _session(row).handlers}
 
 
+def is_there(session_id: ColumnElement[Any]) -> ColumnElement[bool]:
+    """Whether a session is connected, or called a moment ago: looked up for each row that has its id."""
+    mine = [sessions.c.session_id == session_id, _alive(CALLER_SERVES)]
+    return select(sessions.c.session_id).where(*mine).exists()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """The handlers of sessions that were seen a moment ago."""
+
+    served: set[Handler] = field(default_factory=set)
+    """Handlers of workers that are connected, or called a moment ago."""
+    hosted: dict[Handler, set[str]] = field(default_factory=dict)
+    """By handler the hashes of its definitions, also of workers that have just left."""
+
+
+def seen(tx: Tx) -> Seen:
+    """Read the handlers of sessions that were seen a moment ago."""
+    serves = _alive(CALLER_SERVES).label("serves")
+    recent = sessions.c.seen_at > lease_now() - DEFINES
+    found = Seen()
+    for row in tx.execute(select(sessions.c.namespace, sessions.c.handlers, serves).where(recent)):
+        for handler, hash_ in _handlers(row.namespace, row.handlers).items():
+            if row.serves:
+                found.served.add(handler)
+            if hash_:
+                found.hosted.setdefault(handler, set()).add(hash_)
+    return found
+
+
 def hosted(tx: Tx) -> set[Handler]:
     """Whom workers host that are there, or were until some hours ago."""
     found = tx.execute(select(sessions.c.namespace, sessions.c.handlers).distinct())
@@ -152,9 +186,10 @@ def hosted(tx: Tx) -> set[Handler]:
 
 def _alive(caller_seen: Micros | None = None) -> Any:
     caller_seen = CALLER_SEEN if caller_seen is None else caller_seen
+    is_back = sessions.c.seen_at > sessions.c.left_at  # by an older server, which does not write when a session left
     by_stream = and_(sessions.c.replica_id != "", sessions.c.seen_at > lease_now() - STREAM_SEEN)
     by_call = and_(sessions.c.replica_id == "", sessions.c.seen_at > lease_now() - caller_seen)
-    return or_(by_stream, by_call)
+    return and_(or_(sessions.c.left_at.is_(None), is_back), or_(by_stream, by_call))
 
 
 def _session(row: Row[Any]) -> Session:
@@ -170,5 +205,7 @@ def _session(row: Row[Any]) -> Session:
     )
 
 
-def _handlers(namespace: str, stored: str) -> tuple[Handler, ...]:
-    return known_handlers((namespace, kind, name) for kind, name in json.loads(stored))
+def _handlers(namespace: str, stored: str) -> dict[Handler, str]:
+    hashes = {(kind, name): "".join(hash_) for kind, name, *hash_ in json.loads(stored)}
+    known = known_handlers((namespace, kind, name) for kind, name in hashes)
+    return {handler: hashes[handler.kind, handler.name] for handler in known}

@@ -307,7 +307,7 @@ def _new_row(new: NewTask, number: int, at: Stamp) -> dict[str, Any]:
         "session_id": None if lease is None else lease.owner.session_id,
         "connection": None if lease is None else lease.owner.connection,
         "locked_until": None if lease is None else lease.until,
-        "payload": new.payload,
+        "payload": None if new.payload is None else new.payload.encode(),
         "created_at": at.now,
         "step_count": 0,
         "pending_events": 0,

@@ -101,7 +101,9 @@ def _wakes_of(product: str, wanted: FromClause) -> Select[Any]:
 
 def _with_wake(product: str, of: FromClause) -> Select[Any]:
     return select(
-        of,
+        *columns_of(of.c),
+        of.c.concurrency,
+        of.c.is_paused,
         _first_of(of, tasks.c.run_at, TaskStatus.PENDING).label("pending"),
         _first_of(of, tasks.c.locked_until, TaskStatus.PROCESSING).label("lapses"),
         case((of.c.concurrency.is_not(None), held_of(of)), else_=0).label("held"),

@@ -13,6 +13,7 @@ from typing import Any
 
 from stepwell_server.domain.spine.births import Wanted
 from stepwell_server.domain.spine.tasks import Reason, Task
+from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.domain.workflows.instances import PRIORITY, InstanceKey, NewInstance, Step
 from stepwell_server.storage.database.database import Tx
@@ -116,19 +117,24 @@ def _sorted_by(key: InstanceKey) -> tuple[str, str, str]:
     return key.namespace, key.workflow, key.instance_id
 
 
+def _text(payload: Payload | None) -> str | None:
+    text = to_text(payload)
+    return None if text is None else text.decode()
+
+
 def _step_row(task: Task, step: Step) -> tuple[Any, ...]:
     assert step.policy is not None
     retry = step.policy.retry
     policy = (retry.max_attempts, retry.delay, retry.backoff, retry.max_delay, step.policy.timeout)
-    return task.id, task.run_number, step.name, step.revision, to_text(step.result), *policy
+    return task.id, task.run_number, step.name, step.revision, _text(step.result), *policy
 
 
 def _end_row(end: End) -> tuple[Any, ...]:
     failure = failure_row(end.failure)
-    return end.id, end.status, end.revision, end.fence, to_text(end.output), *(failure[name] for name in FAILURE)
+    return end.id, end.status, end.revision, end.fence, _text(end.output), *(failure[name] for name in FAILURE)
 
 
 def _birth_row(one: Wanted[NewInstance]) -> tuple[Any, ...]:
     key, holder = one.new.key, one.holder
     owner = (None, None) if holder is None else (holder.session_id, holder.connection)
-    return (*_sorted_by(key), to_text(one.new.params), one.request_id, one.request_hash, *owner)
+    return (*_sorted_by(key), _text(one.new.params), one.request_id, one.request_hash, *owner)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
+from types import SimpleNamespace
 from typing import Any
 
 from sqlalchemy import (
@@ -15,6 +16,7 @@ from sqlalchemy import (
     Row,
     Select,
     Text,
+    bindparam,
     case,
     func,
     select,
@@ -71,14 +73,8 @@ class Started:
     trace: Trace
 
 
-@dataclass(frozen=True, slots=True)
-class Fate:
-    """What became of an instance, for whoever still reports about an old lease of it."""
-
-    namespace: str
-    status: InstanceStatus
-    first_fence: int
-    ended_fence: int | None
+KEPT = workflow_instances
+"""Table of the rows that stay when tasks of instances end."""
 
 
 # ---- write
@@ -227,13 +223,14 @@ def _found_sql(product: str, wanted: FromClause, *same: Any) -> Select[Any]:
 
 def get(tx: Tx, key: InstanceKey) -> Instance | None:
     """The instance as it is now. None: there is none."""
-    row = tx.execute(_any_sql(dialect.product(tx)).where(*_same_key(key))).first()
+    row = tx.execute(_one_sql(dialect.product(tx)), _key_row(key)).first()
     return None if row is None else from_row(row)
 
 
 @cache
-def _any_sql(product: str) -> Select[Any]:
-    return with_task(product, workflow_instances)
+def _one_sql(product: str) -> Select[Any]:
+    given = SimpleNamespace(**{name: bindparam(name, type_=type_) for name, type_ in _KEY.items()})
+    return with_task(product, workflow_instances).where(*_same_key(given))
 
 
 def get_many(tx: Tx, ids: Iterable[int]) -> dict[int, Instance]:
@@ -305,18 +302,6 @@ def lock(tx: Tx, key: InstanceKey) -> tuple[Instance, Task | None] | None:
     if instance.status.ended is (task is not None):
         raise LostRace
     return instance, task
-
-
-def fates(tx: Tx, ids: Iterable[int]) -> dict[int, Fate]:
-    """What became of these instances."""
-    found = tx.execute(_fates_sql(dialect.product(tx)), {"wanted": dialect.as_rows({"id": one} for one in ids)})
-    return {row.id: Fate(row.namespace, InstanceStatus(row.status), row.first_fence, row.ended_fence) for row in found}
-
-
-@cache
-def _fates_sql(product: str) -> Select[Any]:
-    columns = [workflow_instances.c[name] for name in ("id", "namespace", "status", "first_fence", "ended_fence")]
-    return select(*columns).where(_is_wanted(product))
 
 
 def refer_to(handler: Any) -> list[ColumnElement[bool]]:

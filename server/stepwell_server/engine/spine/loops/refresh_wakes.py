@@ -1,4 +1,4 @@
-"""Ask the database for the next wakes of whoever was noted: one question, however many commits and subscribers."""
+"""Read the next wakes of the noted handlers: one question, however many commits and subscribers."""
 
 from __future__ import annotations
 
@@ -8,22 +8,21 @@ from functools import partial
 
 from stepwell_server.domain.spine.handlers import Handler
 from stepwell_server.domain.values.errors import DatabaseSlow, StepwellError
+from stepwell_server.domain.values.tuning import DEFAULT
 from stepwell_server.engine.spine.wakes import WakeBus, every
 from stepwell_server.storage.database.database import Database, Tx, TxOptions
 from stepwell_server.storage.spine import tasks, wakes
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake
 
-SPACING = 0.05
-"""Seconds from one question to the next. What becomes due sooner by our own commits is known without asking."""
 PAUSE = 0.5
 """Seconds after a question that the database did not answer."""
 
 _OPTIONS = TxOptions(label="refresh-wakes", read_only=True, reserved=True)
 
 
-async def refresh_wakes(db: Database, bus: WakeBus) -> None:
-    """Runs until cancelled. What could not be refreshed is asked for again: nobody may ever note it a second time."""
+async def refresh_wakes(db: Database, bus: WakeBus, spacing: float = DEFAULT.wake_spacing) -> None:
+    """Read the wakes of noted handlers, until cancelled. After a failure they are noted again."""
     while True:
         asked, mark = await bus.notes.take(), bus.notes.mark()
         began = asyncio.get_running_loop().time()
@@ -35,7 +34,7 @@ async def refresh_wakes(db: Database, bus: WakeBus) -> None:
             await asyncio.sleep(PAUSE)
             continue
         bus.refresh(found, at, mark, whole=every if asked is None else None)
-        await asyncio.sleep(max(0.0, began + SPACING - asyncio.get_running_loop().time()))
+        await asyncio.sleep(max(0.0, began + spacing - asyncio.get_running_loop().time()))
 
 
 def _ask(tx: Tx, of: Sequence[Handler] | None) -> tuple[list[HandlerWake], Stamp]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
 
@@ -16,6 +16,7 @@ from stepwell_server.domain.spine.leases import Owner
 from stepwell_server.domain.spine.tasks import Task
 from stepwell_server.domain.values.errors import DatabaseSlow, StepwellError
 from stepwell_server.domain.values.times import SECOND, Micros
+from stepwell_server.engine.spine.definitions import settle
 from stepwell_server.engine.spine.group import committed_by
 from stepwell_server.engine.spine.replica import Replica
 from stepwell_server.engine.spine.wakes import every
@@ -24,9 +25,10 @@ from stepwell_server.storage.spine import leases, sessions, tasks
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.spine.wakes import HandlerWake, next_wakes
 
-INTERVAL = 5.0
 WITHOUT_HINTS = 0.25
 """Seconds between sweeps while hints do not work and something is due soon."""
+OUT_OF_TOUCH: Micros = 20 * SECOND
+"""Between two sweeps. After a longer gap other replicas may have been out of touch as well."""
 WHILE_AWAY = 0.5
 """Seconds between sweeps while the database does not answer."""
 
@@ -37,7 +39,7 @@ log = structlog.get_logger()
 
 @dataclass(frozen=True, slots=True)
 class Swept:
-    """What one sweep saw and did."""
+    """The result of one sweep."""
 
     wakes: list[HandlerWake] | None
     """None: they could not be read."""
@@ -48,6 +50,8 @@ class Swept:
     held: bool
     confirmed: set[str]
     served: set[Handler]
+    redefined: frozenset[Handler]
+    """Those that have another definition now."""
     at: Stamp
 
 
@@ -65,14 +69,18 @@ class Streams(Protocol):
 class Sweep:
     """One replica's sweep. `report` hears after every round whether the database answered.
 
-    What is said regularly is said in its transaction: at rest, a replica has no other.
+    Regular writes are part of its transaction: at rest, a replica has no other.
     """
 
     replica: Replica
     streams: Streams
     report: Callable[[bool], Awaitable[None]]
     _rested_at: Micros = 0
-    """When nobody held anything, as far as this replica saw, by lease_now()."""
+    """When no task was held, as far as this replica saw, by lease_now()."""
+    _swept_at: Micros = 0
+    """When it last swept, by lease_now()."""
+    _in_touch_since: Micros = 0
+    """Since when it has swept without a gap, by lease_now()."""
 
     async def run(self) -> None:
         """Sweep again and again, with jitter, until cancelled."""
@@ -103,15 +111,18 @@ class Sweep:
             log.warning("leases_extended", why="nobody could renew them for a while")
         if swept.lapsed:
             log.warning("leases_lapsed", tasks=len(swept.lapsed))
+        self._in_touch_since, self._swept_at = self._touched_since(swept.at), swept.at.lease_now
         if not swept.held:
             self._rested_at = swept.at.lease_now
         self.streams.confirmed(owners, swept.confirmed)
         self.replica.bus.serve(frozenset(swept.served))
         whole = None if swept.wakes is None else every
         self.replica.bus.refresh(swept.wakes or [], swept.at, mark, whole)
-        if swept.lapsed or swept.given_up:
+        if swept.lapsed or swept.given_up or swept.redefined:
             told = [task.id for task in swept.lapsed]
-            self.replica.announce(committed_by([*swept.lapsed, *swept.given_up], [], swept.at, told))
+            committed = committed_by([*swept.lapsed, *swept.given_up], [], swept.at, told)
+            handlers = committed.handlers | swept.redefined
+            self.replica.announce(replace(committed, handlers=handlers, redefined=swept.redefined))
         return swept
 
     def _sweep(self, tx: Tx, owners: Sequence[Owner], *, wakes: bool = True) -> Swept:
@@ -129,7 +140,15 @@ class Sweep:
         given_up = self.replica.kinds.give_up(tx, found or [], self.replica.rules)
         if given_up:
             found = next_wakes(tx)
-        return Swept(found, lapsed, given_up, gap, held, confirmed, sessions.served(tx), tasks.stamp(tx))
+        seen, at = sessions.seen(tx), tasks.stamp(tx)
+        is_sure = at.lease_now - self._touched_since(at) >= self.replica.tuning.gone_after * SECOND
+        redefined = settle(tx, seen.hosted) if is_sure else frozenset()
+        return Swept(found, lapsed, given_up, gap, held, confirmed, seen.served, redefined, at)
+
+    def _touched_since(self, at: Stamp) -> Micros:
+        """Since when this replica has been in touch with the database, by lease_now()."""
+        has_gap = abs(at.lease_now - self._swept_at) > OUT_OF_TOUCH
+        return at.lease_now if has_gap else self._in_touch_since
 
     def _interval(self) -> float:
         if not self.replica.db.reachable:
@@ -138,4 +157,4 @@ class Sweep:
         soon = due_at is not None and due_at <= self.replica.bus.time.now() + SECOND
         if soon and not self.replica.hints.working:
             return WITHOUT_HINTS
-        return min(INTERVAL, self.replica.rules.times.trusted_gap / SECOND / 2)
+        return min(self.replica.tuning.sweep_interval, self.replica.rules.times.trusted_gap / SECOND / 2)

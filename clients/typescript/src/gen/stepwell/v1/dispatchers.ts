@@ -28,7 +28,7 @@ export const protobufPackage = "stepwell.v1";
 
 export const protobufFileName = "stepwell/v1/dispatchers.proto";
 
-/** Dispatchers: who turns due tasks into work, and how a sidecar learns when to. */
+/** Dispatchers: sidecars that turn due tasks into work, and learn here when to do so. */
 
 /** WakeStreamRequest says which tasks to follow. */
 export interface WakeStreamRequest {
@@ -1110,8 +1110,8 @@ export const Unserved: MessageFns<Unserved> = {
  * DispatcherService serves sidecars that wake a service when something is due. A sidecar follows WakeStream (or asks
  * GetNextWake from time to time), sleeps until the time it names, and then calls Process, or starts a worker that claims.
  *
- * What can be claimed counts: pending tasks by their time, lapsed leases, a saturated queue by the earliest end of a
- * lease in it. What a paused instance or a full queue holds back does not. Work whose name has no connected worker
+ * Everything that can be claimed counts: pending tasks by their time, expired leases, a saturated queue by the earliest end
+ * of a lease in it. Tasks that a paused instance or a full queue holds back do not count. Work whose name has no connected worker
  * counts and is listed apart as "unserved": it is what wakes a service that was scaled to zero.
  *
  * A pass that hands out nothing must not be repeated at once: wait 100 ms, doubling to 5 s, or until the number of the wake

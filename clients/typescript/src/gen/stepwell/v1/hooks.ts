@@ -32,15 +32,15 @@ export const protobufFileName = "stepwell/v1/hooks.proto";
 export enum HookStatus {
   /** HOOK_STATUS_UNSPECIFIED - Never sent. */
   HOOK_STATUS_UNSPECIFIED = 0,
-  /** HOOK_STATUS_PENDING - It waits: for its time, for a retry, or for somebody to take it. */
+  /** HOOK_STATUS_PENDING - It waits: for its time, for a retry, or for a worker that takes it. */
   HOOK_STATUS_PENDING = 1,
-  /** HOOK_STATUS_PROCESSING - Somebody executes it. */
+  /** HOOK_STATUS_PROCESSING - A worker executes it. */
   HOOK_STATUS_PROCESSING = 2,
   /** HOOK_STATUS_COMPLETED - Ended: the handler returned. */
   HOOK_STATUS_COMPLETED = 3,
   /** HOOK_STATUS_FAILED - Ended: its attempts are used up, or the handler said that trying again is pointless. */
   HOOK_STATUS_FAILED = 4,
-  /** HOOK_STATUS_CANCELLED - Ended: somebody cancelled it. */
+  /** HOOK_STATUS_CANCELLED - Ended: a caller cancelled it. */
   HOOK_STATUS_CANCELLED = 5,
   UNRECOGNIZED = -1,
 }
@@ -110,10 +110,10 @@ export interface TriggerHooksItem {
   name: string;
   /**
    * Id of the hook, unique in its namespace: 1 to 100 letters, digits, "-" or "_", not beginning with "-" (INVALID_HOOK_ID).
-   * One that exists: HOOK_ID_ALREADY_EXISTS, whatever became of it. Empty: the server makes a random one.
+   * An id that exists: HOOK_ID_ALREADY_EXISTS, however that hook ended. Empty: the server makes a random one.
    */
   hookId: string;
-  /** What the handler gets. Unset, or without a body: the empty JSON object. */
+  /** Data for the handler. Unset, or without a body: the empty JSON object. */
   payload?:
     | Payload
     | undefined;
@@ -299,7 +299,7 @@ export interface Hook {
   name: string;
   /** Where it stands. */
   status: HookStatus;
-  /** What the handler gets. Unset where a call says that it leaves it out. */
+  /** Data for the handler. Unset where a call says that it leaves it out. */
   payload?:
     | Payload
     | undefined;
@@ -311,7 +311,7 @@ export interface Hook {
     | undefined;
   /** The same in every execution, and no other hook's: for the receiver to recognise a repetition by. */
   idempotencyKey: string;
-  /** What the last execution failed with. Unset: none has, or the last one did not. */
+  /** Failure of the last execution. Unset: there was none, or it did not fail. */
   failure?:
     | Failure
     | undefined;
@@ -363,7 +363,7 @@ export interface HookTarget {
 /** EngineEvent is the payload of a hook that the engine triggers, in its JSON form with the field names as they stand here. */
 export interface EngineEvent {
   /**
-   * What happened: the name of the hook. "workflow.enqueued" (an instance became runnable, or will at the hook's process_at),
+   * Change that happened: the name of the hook. "workflow.enqueued" (an instance became runnable, or will at the hook's process_at),
    * "workflow.completed", "workflow.errored" or "workflow.terminated".
    */
   event: string;
@@ -3076,10 +3076,10 @@ export const EngineEvent: MessageFns<EngineEvent> = {
 
 /**
  * HookService stores hooks and shows what became of them. A hook goes to a worker that hosts a handler of its name
- * (WorkerService), or to the webhook that is the target of its name; where both are there, to whoever takes it first. It is
+ * (WorkerService), or to the webhook that is the target of its name; where both are there, to the first that takes it. It is
  * delivered at least once, every time with the same idempotency key.
  *
- * A hook whose name nobody ever registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
+ * A hook whose name was never registered waits, and counts as "unserved" for dispatchers. An attempt that has been due for 24
  * hours fails with HOOK_HANDLER_NOT_FOUND, and the next one waits again. A name whose workers are merely away just waits.
  *
  * The engine itself triggers hooks whose names begin with a primitive and a dot ("workflow.completed"), in the transaction of
@@ -3127,7 +3127,7 @@ export const HookServiceService = {
     responseDeserialize: (value: Buffer): ListHooksResponse => ListHooksResponse.decode(value),
   },
   /**
-   * RetryHook makes a hook due at once. One that failed or was cancelled begins anew, with all its attempts; one that waits for a
+   * RetryHook makes a hook due at once. A failed or cancelled hook begins anew, with all its attempts; a hook that waits for a
    * time or a retry no longer does; one that is executing is left alone. Errors: HOOK_NOT_FOUND, HOOK_COMPLETED.
    * Idempotent with request_id.
    */
@@ -3214,7 +3214,7 @@ export interface HookServiceServer extends UntypedServiceImplementation {
    */
   listHooks: handleUnaryCall<ListHooksRequest, ListHooksResponse>;
   /**
-   * RetryHook makes a hook due at once. One that failed or was cancelled begins anew, with all its attempts; one that waits for a
+   * RetryHook makes a hook due at once. A failed or cancelled hook begins anew, with all its attempts; a hook that waits for a
    * time or a retry no longer does; one that is executing is left alone. Errors: HOOK_NOT_FOUND, HOOK_COMPLETED.
    * Idempotent with request_id.
    */
@@ -3298,7 +3298,7 @@ export interface HookServiceClient extends Client {
     callback: (error: ServiceError | null, response: ListHooksResponse) => void,
   ): ClientUnaryCall;
   /**
-   * RetryHook makes a hook due at once. One that failed or was cancelled begins anew, with all its attempts; one that waits for a
+   * RetryHook makes a hook due at once. A failed or cancelled hook begins anew, with all its attempts; a hook that waits for a
    * time or a retry no longer does; one that is executing is left alone. Errors: HOOK_NOT_FOUND, HOOK_COMPLETED.
    * Idempotent with request_id.
    */

@@ -32,7 +32,7 @@ export const protobufFileName = "stepwell/v1/namespaces.proto";
 export interface CreateNamespaceRequest {
   /** Name: 1 to 64 letters, digits, "-" or "_", not beginning with "-" (INVALID_NAMESPACE). It cannot be changed later. */
   name: string;
-  /** What it is for, for people. At most 1,024 characters. */
+  /** Purpose of the namespace, for people. At most 1,024 characters. */
   description: string;
   /** How long ended work is kept. Default: for ever. */
   retention?:
@@ -106,7 +106,7 @@ export interface UpdateNamespaceResponse {
 export interface Namespace {
   /** Name, unique on the server. */
   name: string;
-  /** What it is for, for people. */
+  /** Purpose of the namespace, for people. */
   description: string;
   /** How long ended work is kept. */
   retention?:

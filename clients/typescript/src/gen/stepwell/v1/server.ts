@@ -25,7 +25,7 @@ export const protobufPackage = "stepwell.v1";
 
 export const protobufFileName = "stepwell/v1/server.proto";
 
-/** What a server says of itself. */
+/** Server: the description of a replica. */
 
 /** DatabaseKind is the product behind the server. */
 export enum DatabaseKind {
@@ -184,9 +184,9 @@ export interface GetServerInfoResponse {
   database?:
     | DatabaseInfo
     | undefined;
-  /** Who turns due tasks into work on this replica. */
+  /** Part of the system that turns due tasks into work on this replica. */
   dispatchMode: DispatchMode;
-  /** What this server accepts. */
+  /** Limits of this server. */
   limits?:
     | Limits
     | undefined;

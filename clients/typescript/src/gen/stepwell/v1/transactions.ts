@@ -42,10 +42,10 @@ export interface CommitRequest {
 
 /** Operation is one thing to do. */
 export interface Operation {
-  /** What. Unset: INVALID_FIELD. */
+  /** Kind of operation. Unset: INVALID_FIELD. */
   operation?:
     | //
-    /** Create an instance of a workflow. One that exists: INSTANCE_ID_ALREADY_EXISTS. */
+    /** Create an instance of a workflow. An id that exists: INSTANCE_ID_ALREADY_EXISTS. */
     { $case: "createInstance"; value: CreateInstancesItem }
     | //
     /** Send an event to an instance. */

@@ -216,7 +216,7 @@ export interface ConnectResponse {
 
 /** RegisterHandlersRequest is a Hello without a stream. */
 export interface RegisterHandlersRequest {
-  /** Who calls and what it can handle. "held" is ignored. */
+  /** The worker that calls, and its handlers. "held" is ignored. */
   hello?: Hello | undefined;
 }
 
@@ -253,7 +253,7 @@ export interface ClaimTasksRequest {
 /** ClaimTasksResponse is the work. */
 export interface ClaimTasksResponse {
   /**
-   * What a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
+   * The frames that a stream would have got: a Task frame for each task, with its task_id and fence. One whose state does not fit into
    * the message comes with "more" set, perhaps without steps and params: CommitTask with NeedState brings them, a page at a time.
    * Hooks that do not fit are not leased: the next call gets them.
    */
@@ -298,7 +298,7 @@ export interface CommitTaskRequest {
 
 /** CommitTaskResponse answers the frames. */
 export interface CommitTaskResponse {
-  /** What a stream would have got: Ack for each frame, and Resolved where a wait is over. */
+  /** The frames that a stream would have got: Ack for each frame, and Resolved where a wait is over. */
   frames: ServerFrame[];
 }
 
@@ -332,7 +332,7 @@ export interface Worker {
   connectedAt?:
     | Date
     | undefined;
-  /** What it hosts. */
+  /** Handlers that it hosts. */
   handlers: HandlerRef[];
   /** Tasks it holds. At most 100 are listed. */
   tasks: RunningTask[];
@@ -346,7 +346,7 @@ export interface RunningTask {
   handler?:
     | HandlerRef
     | undefined;
-  /** What it is about: for a workflow the instance id. */
+  /** Thing to advance: for a workflow the instance id. */
   key: string;
   /** When it was claimed. */
   claimedAt?: Date | undefined;
@@ -369,7 +369,7 @@ export interface WorkerFrame {
    * Ignored beside Suspend and Finish, which close all bodies without charging them.
    */
   opens: OpenStep[];
-  /** What it says. Unset, or unknown to the server: ignored. */
+  /** Content of the frame. Unset, or unknown to the server: ignored. */
   body?:
     | //
     /** First frame of a stream. */
@@ -421,7 +421,7 @@ export interface ServerFrame {
   fence: bigint;
   /** Number of the worker's frame that this answers. 0 if it answers none. */
   number: bigint;
-  /** What it says. Unset, or unknown to the worker: ignored. */
+  /** Content of the frame. Unset, or unknown to the worker: ignored. */
   body?:
     | //
     /** Answer to Hello. */
@@ -477,7 +477,7 @@ export interface Hello {
   protocolVersion: number;
   /** Namespace to work in. Default "default". */
   namespace: string;
-  /** What the worker can handle. The same kind and name twice: DUPLICATE_HANDLER. At most 1,000. */
+  /** Handlers of the worker. The same kind and name twice: DUPLICATE_HANDLER. At most 1,000. */
   handlers: Handler[];
   /** After a reconnect: every task the worker still holds, at most Welcome.max_credit. Others of its session go back at once. */
   held: HeldTask[];
@@ -489,7 +489,7 @@ export interface Handler {
   kind: HandlerKind;
   /** Name that work is addressed to: 1 to 64 letters, digits, "-" or "_", not beginning with "-"; that of a hook may also have dots. */
   name: string;
-  /** What else the server must know of it, by kind. Unset: defaults. */
+  /** Further settings, by kind. Unset: defaults. */
   definition?:
     | //
     /** For HANDLER_KIND_WORKFLOW. */
@@ -502,13 +502,13 @@ export interface Handler {
 
 /** WorkflowDefinition is what a worker declares of a workflow. */
 export interface WorkflowDefinition {
-  /** What it does, for people. At most 1,024 characters. */
+  /** Purpose of the handler, for people. At most 1,024 characters. */
   description: string;
 }
 
 /** HookDefinition is what a worker declares of a hook. */
 export interface HookDefinition {
-  /** What it does, for people. At most 1,024 characters. */
+  /** Purpose of the handler, for people. At most 1,024 characters. */
   description: string;
 }
 
@@ -591,7 +591,7 @@ export interface StepDone {
    * LEASE_LOST, and replayed from what is stored: what the function does next rests on a result that is not.
    */
   attempt: number;
-  /** What it returned. Unset: nothing. */
+  /** Result of the body. Unset: nothing. */
   result?:
     | Payload
     | undefined;
@@ -608,7 +608,7 @@ export interface StepFailed {
   name: string;
   /** Which execution failed, from 1. */
   attempt: number;
-  /** What went wrong. "non_retryable" ends the step at once. */
+  /** Failure of the body. "non_retryable" ends the step at once. */
   failure?:
     | Failure
     | undefined;
@@ -624,7 +624,7 @@ export interface StepFailed {
 export interface Wait {
   /** Name of the step. */
   name: string;
-  /** What it waits for. Unset: INVALID_FIELD. */
+  /** Time or event that ends the wait. Unset: INVALID_FIELD. */
   until?:
     | //
     /** This long from now. From 0 to 365 days. */
@@ -752,7 +752,7 @@ export interface Welcome {
     | undefined;
   /** True if that clock is virtual. */
   virtualClock: boolean;
-  /** What the server accepts; check before sending. */
+  /** Limits of the server; check before sending. */
   limits?:
     | Limits
     | undefined;
@@ -790,13 +790,13 @@ export interface Task {
   handler?:
     | HandlerRef
     | undefined;
-  /** What it is about: for a workflow the instance id, for a hook its id. */
+  /** Thing to advance: for a workflow the instance id, for a hook its id. */
   key: string;
   /** Why it is due. */
   reason: TaskReason;
   /** Trace that the instance was created or the hook triggered with. */
   trace: { [key: string]: string };
-  /** What the handler gets, by kind. */
+  /** Data for the handler, by kind. */
   input?:
     | //
     /** For HANDLER_KIND_WORKFLOW. */
@@ -847,7 +847,7 @@ export interface WorkflowInput {
 
 /** HookInput is one execution of a hook. */
 export interface HookInput {
-  /** What was triggered. */
+  /** Payload that the hook was triggered with. */
   payload?:
     | Payload
     | undefined;
@@ -881,7 +881,7 @@ export interface TaskState {
 export interface StepState {
   /** Name of the step. */
   name: string;
-  /** What kind of step it is. */
+  /** Kind of step. */
   type: StepType;
   /**
    * Where it stands. PENDING, and only that: execute its body, as execution number "attempts" + 1. WAITING: the server will say
@@ -890,11 +890,11 @@ export interface StepState {
   status: StepStatus;
   /** Executions that began. */
   attempts: number;
-  /** What it returned: the body's result, or the payload of the event. */
+  /** Result of the body, or the payload of the event. */
   result?:
     | Payload
     | undefined;
-  /** What it failed with, for good or last time. */
+  /** Failure of the step, or of its last execution. */
   failure?:
     | Failure
     | undefined;
@@ -959,7 +959,7 @@ export interface Resolved {
   revision: bigint;
 }
 
-/** Cancel says to stop executing, and to report nothing more of it. What becomes of the step follows in Resolved. */
+/** Cancel says to stop executing, and to report nothing more of it. The outcome of the step follows in Resolved. */
 export interface Cancel {
   /**
    * The open execution of this step, which has timed out. Empty: the whole task, to be treated like Stale; no server sends that
@@ -7255,7 +7255,7 @@ export const ServerHeartbeat: MessageFns<ServerHeartbeat> = {
  * from then on gets tasks and reports on them. Everything can also be done by unary calls, one exchange each.
  *
  * Holding work. A task is leased to one session at a time. The lease is known by (session_id, task_id, fence): every claim
- * issues a new fence, numbers are never used twice. Whoever presents an old fence is told so (Stale, or LEASE_LOST) and must
+ * issues a new fence, numbers are never used twice. A worker that presents an old fence is told so (Stale, or LEASE_LOST) and must
  * drop the task. A claim is only for the ack window; TaskAck makes it a full lease, and what shows that the worker holds the task
  * renews it: a Heartbeat that names it, a numbered frame about it, a Hello that lists it. A worker stops a task by itself when its
  * last renewal that was answered was sent lease - min(lease / 3, heartbeat_interval / 2) ago.

@@ -49,7 +49,7 @@ export enum InstanceStatus {
   INSTANCE_STATUS_COMPLETE = 6,
   /** INSTANCE_STATUS_ERRORED - Ended: the workflow failed. */
   INSTANCE_STATUS_ERRORED = 7,
-  /** INSTANCE_STATUS_TERMINATED - Ended: somebody terminated it. */
+  /** INSTANCE_STATUS_TERMINATED - Ended: a caller terminated it. */
   INSTANCE_STATUS_TERMINATED = 8,
   UNRECOGNIZED = -1,
 }
@@ -398,7 +398,7 @@ export interface CreateInstanceRequest {
    * (INVALID_INSTANCE_ID). Empty: the server makes a random one.
    */
   instanceId: string;
-  /** What the workflow's code gets as its event's payload. Unset, or without a body: the empty JSON object. */
+  /** Payload of the event that the workflow's code gets. Unset, or without a body: the empty JSON object. */
   params?:
     | Payload
     | undefined;
@@ -447,7 +447,7 @@ export interface CreateInstancesRequest {
    * counts, later ones exist already.
    */
   items: CreateInstancesItem[];
-  /** What to do with ids that exist. Default ON_EXISTING_ERROR. */
+  /** Action for ids that exist. Default ON_EXISTING_ERROR. */
   onExisting: OnExisting;
 }
 
@@ -650,7 +650,7 @@ export interface SendEventRequest {
   instanceId: string;
   /** Type that a step waits for: 1 to 100 letters, digits, "-" or "_", not beginning with "-" (INVALID_EVENT_TYPE). */
   type: string;
-  /** What the waiting step gets. Unset: no payload. */
+  /** Payload for the waiting step. Unset: no payload. */
   payload?:
     | Payload
     | undefined;
@@ -781,9 +781,9 @@ export interface WaitInstanceResponse {
 
 /** WatchInstancesRequest changes the set of instances that the stream follows. */
 export interface WatchInstancesRequest {
-  /** Instances to follow from now on, at most 1,000 in one message. One that is followed already is sent again. */
+  /** Instances to follow from now on, at most 1,000 in one message. An instance that is followed already is sent again. */
   add: WatchTarget[];
-  /** Instances to follow no longer, at most 1,000 in one message. One that is not followed is ignored. */
+  /** Instances to follow no longer, at most 1,000 in one message. An instance that is not followed is ignored. */
   drop: WatchTarget[];
 }
 
@@ -853,7 +853,7 @@ export interface WatchRefusal {
 export interface Workflow {
   /** Name, unique in its namespace. */
   name: string;
-  /** What it does, for people, as the newest registration says. */
+  /** Purpose of the workflow, for people, as the newest registration says. */
   description: string;
   /** When it was first registered. */
   createdAt?:
@@ -879,11 +879,11 @@ export interface Instance {
   params?:
     | Payload
     | undefined;
-  /** What the workflow returned; set if status is COMPLETE. Not in INSTANCE_VIEW_BASIC. */
+  /** Result of the workflow; set if status is COMPLETE. Not in INSTANCE_VIEW_BASIC. */
   output?:
     | Payload
     | undefined;
-  /** What went wrong; set if status is ERRORED. */
+  /** Failure of the workflow; set if status is ERRORED. */
   failure?:
     | Failure
     | undefined;
@@ -942,7 +942,7 @@ export interface HistoryEntry {
 export interface Step {
   /** Name, unique per run. At most 256 characters, kept as it is. */
   name: string;
-  /** What kind of step it is. */
+  /** Kind of step. */
   type: StepType;
   /** Where it stands. */
   status: StepStatus;
@@ -966,11 +966,11 @@ export interface Step {
     | undefined;
   /** Type of the event it waits for. */
   eventType: string;
-  /** What it returned: the body's result, or the payload of the event. */
+  /** Result of the body, or the payload of the event. */
   result?:
     | Payload
     | undefined;
-  /** What its last failed execution said. */
+  /** Failure of its last failed execution. */
   failure?:
     | Failure
     | undefined;
@@ -988,7 +988,7 @@ export interface Event {
   eventId: bigint;
   /** Type that steps wait for. */
   type: string;
-  /** What was sent. */
+  /** Data that was sent. */
   payload?:
     | Payload
     | undefined;

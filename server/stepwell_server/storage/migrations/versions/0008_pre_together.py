@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0007"
-down_revision = "0006"
+revision = "0008"
+down_revision = "0007"
 
 # Volatile: each statement sees what was committed before it began, and waits for the locks of the one before.
 _TOGETHER = """

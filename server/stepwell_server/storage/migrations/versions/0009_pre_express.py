@@ -2,8 +2,8 @@
 
 from alembic import op
 
-revision = "0008"
-down_revision = "0007"
+revision = "0009"
+down_revision = "0008"
 
 _CLOCKS = """
   lease_stamp := CAST(extract(epoch FROM clock_timestamp()) * 1000000 AS BIGINT);
