@@ -208,6 +208,7 @@ class Settings(BaseSettings):
     dispatch: Dispatch = Field(
         "embedded", description="embedded: this server hands out due tasks; external: dispatchers have it do so"
     )
+    express: bool = Field(False, description="commit plain reports and creates without reading first (PostgreSQL)")
     process: bool = Field(True, description="hand out work on request (DispatcherService.Process)")
     insecure: bool = Field(False, description="let other machines in without TLS or without a policy")
     tls_cert: Path | None = Field(

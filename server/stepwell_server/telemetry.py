@@ -104,6 +104,7 @@ class _Engine(Collector):
         yield _counter("leases_lapsed", "Leases that ended with the loss of a worker, by kind.", counted.lapsed)
         yield CounterMetricFamily("stepwell_leases_extended", "Times that all leases were extended.", counted.extended)
         yield CounterMetricFamily("stepwell_stale_frames", "Frames that told of a lost lease.", counted.stale)
+        yield CounterMetricFamily("stepwell_missed", "Express calls with an outdated image.", counted.missed)
         yield CounterMetricFamily("stepwell_undecided", "Calls put back as a task was locked.", counted.undecided)
 
 

@@ -26,7 +26,7 @@ from stepwell_server.domain.values.times import to_micros
 from stepwell_server.domain.values.tuning import Tuning
 from stepwell_server.engine.clock import Clock
 from stepwell_server.engine.dispatchers import Dispatchers
-from stepwell_server.engine.hooks.book import tell
+from stepwell_server.engine.hooks.book import hears, tell
 from stepwell_server.engine.hooks.hooks import Hooks
 from stepwell_server.engine.hooks.kind import HookKind
 from stepwell_server.engine.hooks.posts import Deliverer
@@ -90,7 +90,7 @@ class Parts:
 
     def __init__(self, ground: Ground, timings: Timings) -> None:
         settings, identity = ground.settings, ground.identity
-        workflow_kind = WorkflowKind(ground.db, ground.tuning)
+        workflow_kind = WorkflowKind(ground.db, ground.tuning, hears)
         self._ground = ground
         self.replica = replica = _replica(ground, Kinds.of(workflow_kind, HookKind(), listener=tell), timings)
         tokens, batches = PageTokens(identity.deployment.page_token_key), Batches(replica)
@@ -149,6 +149,7 @@ def _replica(ground: Ground, kinds: Kinds, timings: Timings) -> Replica:
         virtual=virtual,
         embedded=settings.dispatch == "embedded",
         tuning=ground.tuning,
+        express=settings.express and not virtual and settings.database_url.get_backend_name() == "postgresql",
     )
 
 

@@ -10,16 +10,31 @@ import pytest
 from sqlalchemy import make_url, text
 
 from stepwell_server.databases import open_database
+from stepwell_server.domain.spine.births import Wanted
+from stepwell_server.domain.values.payloads import Payload
+from stepwell_server.domain.values.retry import StepPolicy
+from stepwell_server.domain.workflows.instances import (
+    InstanceKey,
+    InstanceStatus,
+    NewInstance,
+    Step,
+    StepStatus,
+    StepType,
+)
 from stepwell_server.storage.database import migrate
 from stepwell_server.storage.database.database import Database, Tx
 from stepwell_server.storage.spine import handlers
+from stepwell_server.storage.workflows import express
+from stepwell_server.storage.workflows.express import Report, Written
+from stepwell_server.storage.workflows.instances import End
 from tests.support.databases.plans import Plan, explain_prepared, nodes, statements
 from tests.support.databases.postgres import PostgresServer
-from tests.support.databases.storage_calls import CALLS, NOTE, ORDER, crowd, functions
+from tests.support.databases.storage_calls import CALLS, FIRST, IMAGE, NOTE, ORDER, crowd, functions
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(300)]
 
 CROWD = 100_000
+T = TypeVar("T")
 MOST_ROWS = 1000
 """That a statement may look at which asks for a few."""
 FILLED = (
@@ -44,6 +59,50 @@ async def test_a_plan_made_of_next_to_nothing_serves_a_hundred_thousand(
         walks = await db.run_tx(lambda tx: [walk for call in CALLS.values() for walk in walks_of(tx, call, made)])
 
     assert walks == []
+
+
+@pytest.mark.parametrize("rows", [0, 1, 3, 10])
+async def test_express_functions_look_at_nothing_but_what_they_are_asked_for(
+    postgres: PostgresServer, rows: int
+) -> None:
+    """Nobody sees the plans inside of a function. So the rows are counted that it fetched."""
+    async with at_rest(postgres.create_database(), rows, analyzed=True) as db:
+        for _ in range(6):  # until plans are kept
+            await db.run_tx(lambda tx: undone(tx, lambda tx: [_report(tx, 3), _bear(tx, 3)]))
+        await db.run_unhurried(lambda tx: crowd(tx, rows + 1, CROWD))
+        await db.run_unhurried(lambda tx: tx.execute(text("UPDATE tasks SET status = 'processing'")))
+        written, fetched = await db.run_tx(lambda tx: _fetched(tx, lambda tx: _report(tx, 100)))
+        born, looked_at = await db.run_tx(lambda tx: _fetched(tx, lambda tx: _bear(tx, 100)))
+
+    assert (len(written.reported), len(born.born)) == (100, 100)
+    assert fetched < 100 * 12
+    assert looked_at < 100 * 4
+
+
+def _report(tx: Tx, many: int) -> Written:
+    """Reports about the first tasks, of which half end."""
+    return express.report(tx, [_report_of(FIRST + number) for number in range(1, many + 1)], 1)
+
+
+def _report_of(task_id: int) -> Report:
+    before = IMAGE._replace(id=task_id)
+    after = before._replace(revision=2, frame_number=1, step_count=1)
+    step = Step("new", StepType.DO, StepStatus.COMPLETED, 2, 2, 0, 0, 1, StepPolicy())
+    end = End(task_id, InstanceStatus.COMPLETE, 0, 2, fence=0) if task_id % 2 else None
+    return Report(before, after, [step], ["new", "next"], end)
+
+
+def _bear(tx: Tx, many: int) -> Written:
+    keys = (InstanceKey("default", "order", f"new{number}") for number in range(many))
+    return express.bear(tx, [Wanted(NewInstance(key, Payload("{}"), {})) for key in keys], 1)
+
+
+def _fetched(tx: Tx, work: Callable[[Tx], T]) -> tuple[T, int]:
+    """What the function returns, and how many rows of tables were fetched for it."""
+    counted = text("SELECT sum(seq_tup_read + coalesce(idx_tup_fetch, 0)) FROM pg_stat_xact_user_tables")
+    before = tx.execute(counted).scalar_one()
+    result = work(tx)
+    return result, int(tx.execute(counted).scalar_one() - before)
 
 
 @asynccontextmanager
@@ -93,9 +152,6 @@ def asked(tx: Tx, call: Callable[[Tx], object]) -> list[tuple[str, tuple[object,
     """What a call asks the database, about tables. What it changes is undone."""
     seen = undone(tx, lambda tx: statements(tx, call))
     return [(statement, given) for statement, given in seen if " FROM " in statement or " INTO " in statement]
-
-
-T = TypeVar("T")
 
 
 def undone(tx: Tx, work: Callable[[Tx], T]) -> T:

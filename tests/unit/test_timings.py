@@ -11,7 +11,7 @@ from stepwell_server.telemetry import Metrics
 
 LABELS = {
     "stage": {"inbox", "lock", "read", "decide", "write", "claim", "commit", "deliver"},
-    "way": {"hot", "slow"},
+    "way": {"hot", "slow", "express"},
     "kind": {kind.value for kind in TaskKind},
     "le": None,
 }

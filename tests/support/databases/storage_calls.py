@@ -6,6 +6,7 @@ import importlib
 import inspect
 import pkgutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any, TypeAlias
@@ -22,7 +23,7 @@ from stepwell_server.domain.spine.definitions import Declaration, Definition
 from stepwell_server.domain.spine.handlers import Handler, TaskKind
 from stepwell_server.domain.spine.jobs import Execution, JobEnd, JobStatus
 from stepwell_server.domain.spine.leases import LeaseTimes, Owner
-from stepwell_server.domain.spine.tasks import NewTask, Task
+from stepwell_server.domain.spine.tasks import NewTask, Reason, Stop, Task, TaskStatus
 from stepwell_server.domain.values.asked import Asked, RequestKey
 from stepwell_server.domain.values.payloads import Payload
 from stepwell_server.domain.workflows.instances import (
@@ -37,8 +38,9 @@ from stepwell_server.domain.workflows.instances import (
 )
 from stepwell_server.storage import deployments as server
 from stepwell_server.storage import namespaces
-from stepwell_server.storage.database import clock, dialect
+from stepwell_server.storage.database import clock, dialect, statements
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.statements import Statement, Write
 from stepwell_server.storage.hooks import hooks, targets
 from stepwell_server.storage.spine import (
     claims,
@@ -55,9 +57,9 @@ from stepwell_server.storage.spine import (
 )
 from stepwell_server.storage.spine.claims import Served
 from stepwell_server.storage.spine.sessions import Session
+from stepwell_server.storage.workflows import express, runs
 from stepwell_server.storage.workflows import instances as workflows
 from stepwell_server.storage.workflows import pages as listings
-from stepwell_server.storage.workflows import runs
 from stepwell_server.storage.workflows.instances import End
 from stepwell_server.storage.workflows.runs import RunRef, SentEvent, Wanted
 
@@ -78,13 +80,51 @@ _BIRTH = Birth(FAR, births.Wanted(NewInstance(_KEYS[0], Payload("{}"), {"region"
 _HOOK_BIRTH = Birth(FAR, births.Wanted(NewHook(HookKey("default", "h1"), "note", Payload("{}"), "k"), "r1"), 1)
 _HOOK: Any = SimpleNamespace(id=IDS[0], attempts=1, last_attempt_at=1)
 _INSTANCE: Any = SimpleNamespace(id=IDS[0], run_number=0)
+IMAGE = Task(
+    *(IDS[0], ORDER, "i1", 0, Reason.RUN, 9, 0, TaskStatus.PROCESSING, 0, 1, 0, Stop.NONE, False, 0, False, ""),
+    *(None, None, None),
+)
+"""A task of the crowd, once it is held."""
 _STEP = Step("step1", StepType.DO, StepStatus.COMPLETED, 1, 1, 1, 1)
 _EVENT = Event(FAR, "paid", Payload("{}"), 1)
+_REPORT = express.Report(IMAGE, IMAGE, [], ["step1"])
 _ASKED = Asked("anybody", "Do", "r1", sha256(b"").digest())
 _REQUESTS = [RequestKey("default", "anybody", "Do", f"r{number}") for number in range(FEW)]
 _TARGET = Target("default", "note", "https://example.com", (), 1, 1)
 _DEFINITION = Definition.of({}, {})
 _SESSION = Session("s1", "default", "w1", "sdk", "", {ORDER: _DEFINITION.hash})
+
+
+def _asked() -> list[Statement[Any]]:
+    """What hot calls ask at once."""
+    return [
+        tasks.locking(IDS, waiting=False),
+        tasks.locking_keys([(ORDER, "i1"), (NOTE, "h1")], waiting=False),
+        tasks.STAMPING,
+        tasks.drawing(FEW),
+        runs.steps_ahead([(one, "step1") for one in IDS], IDS, list),
+    ]
+
+
+def _writes(tx: Tx, position: int) -> list[Write]:
+    """What hot calls write at once."""
+    first, *others = _tasks(tx)
+    return [
+        runs.saving_steps((run, _STEP) for run in RUNS),
+        runs.inserting_events([SentEvent(RUNS[0], "default", replace(_EVENT, position=position))]),
+        runs.delivering((run, Event(1, "paid", None, 1, 1, "s")) for run in RUNS),
+        workflows.ending([End(one, InstanceStatus.COMPLETE, 1, 1) for one in IDS[:2]]),
+        workflows.copying_status(dict.fromkeys(IDS[2:], InstanceStatus.PAUSED), 1),
+        hooks.ending(map(_end, IDS)),
+        *tasks.writing(others or [first], [first.id] if others else []),
+    ]
+
+
+def _write(tx: Tx) -> None:
+    """Apart, then together."""
+    for one in _writes(tx, FAR):
+        statements.write(tx, [one])
+    statements.write(tx, _writes(tx, FAR - 1))
 
 
 def _tasks(tx: Tx) -> list[Task]:
@@ -125,7 +165,6 @@ CALLS: dict[Callable[..., Any], Call] = {
     handlers.use: lambda tx: handlers.use(tx, ORDER),
     handlers.register: lambda tx: handlers.register(tx, [ORDER, NOTE]),
     hooks.cancel: lambda tx: hooks.cancel(tx, _HOOK, 1),
-    hooks.end: lambda tx: hooks.end(tx, map(_end, IDS)),
     hooks.find: lambda tx: hooks.find(tx, [_HOOK_BIRTH]),
     hooks.get: lambda tx: hooks.get(tx, HookKey("default", "h1")),
     hooks.get_many: lambda tx: hooks.get_many(tx, IDS),
@@ -169,11 +208,8 @@ CALLS: dict[Callable[..., Any], Call] = {
     requests.store: lambda tx: requests.store(tx, dict.fromkeys(_REQUESTS, 1)),
     runs.all_steps: lambda tx: runs.all_steps(tx, RUNS),
     runs.changed_by_themselves: lambda tx: runs.changed_by_themselves(tx, RUNS),
-    runs.deliver: lambda tx: runs.deliver(tx, [(run, Event(1, "paid", None, 1, 1, "s")) for run in RUNS]),
-    runs.insert_events: lambda tx: runs.insert_events(tx, [SentEvent(RUNS[0], "default", _EVENT)]),
     runs.next_timer: runs.next_timer,
     runs.pending_events: lambda tx: runs.pending_events(tx, [Wanted(run, "paid", FEW) for run in RUNS]),
-    runs.save_steps: lambda tx: runs.save_steps(tx, [(run, _STEP) for run in RUNS]),
     runs.sent_before: lambda tx: runs.sent_before(tx, [("default", "e1"), ("default", "e2")]),
     runs.steps_of: lambda tx: runs.steps_of(tx, [(run, "step1") for run in RUNS], RUNS),
     server.read: server.read,
@@ -199,6 +235,10 @@ CALLS: dict[Callable[..., Any], Call] = {
     tasks.get: lambda tx: tasks.get(tx, IDS),
     tasks.held: tasks.held,
     tasks.insert: lambda tx: tasks.insert(tx, [NewTask(ORDER, "i1"), NewTask(ORDER, "fresh")], tasks.stamp(tx)),
+    express.report: lambda tx: express.report(tx, [_REPORT], 1),
+    express.bear: lambda tx: express.bear(tx, [_BIRTH.wanted], 1),
+    statements.ask: lambda tx: [statements.ask(tx, one) for one in _asked()],
+    statements.write: _write,
     tasks.lock: lambda tx: [tasks.lock(tx, IDS, waiting=waiting) for waiting in (False, True)],
     claims.lock_due: lambda tx: claims.lock_due(tx, [Served(ORDER, FEW), Served(NOTE, FEW)], FEW, ["s1"], 1),
     tasks.lock_held: lambda tx: tasks.lock_held(tx, "s1"),
@@ -209,7 +249,6 @@ CALLS: dict[Callable[..., Any], Call] = {
     tasks.save: lambda tx: tasks.save(tx, _tasks(tx)),
     tasks.stamp: tasks.stamp,
     workflows.copy_status: lambda tx: workflows.copy_status(tx, dict.fromkeys(IDS, InstanceStatus.PAUSED), 1),
-    workflows.end: lambda tx: workflows.end(tx, [End(one, InstanceStatus.COMPLETE, 1, 1) for one in IDS]),
     workflows.find: lambda tx: workflows.find(tx, [_BIRTH]),
     workflows.get: lambda tx: workflows.get(tx, _KEYS[0]),
     workflows.get_keys: lambda tx: workflows.get_keys(tx, _KEYS),
@@ -228,7 +267,7 @@ _ONCE = {
     *("check_encoding", "check_file"),
 }
 """What is asked when a server starts, of tables with one row."""
-_NO_TABLE = {"product", "take_snapshot"}
+_NO_TABLE = {"product", "take_snapshot", "ask_together"}
 
 
 def functions() -> Iterator[Callable[..., Any]]:

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
+from unittest.mock import patch
 
 from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.util import await_only
 
+from stepwell_server.engine.spine import group
+from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.failpoints import BEFORE_COMMIT
+from stepwell_server.storage.database.statements import Statement, ask
 from tests.support.patience import PATIENCE
 from tests.support.replicas.runs import Engine, until
 
@@ -63,11 +67,15 @@ def before_statement(engine: Engine, words: str, action: Callable[[], Awaitable[
             met.append(statement)
             await_only(action())
 
+    def ask_apart(tx: Tx, asked: Mapping[Any, Statement[Any]]) -> dict[Any, Any]:
+        return {name: ask(tx, one) for name, one in asked.items()}
+
     pools = [getattr(engine.db.backend, name).sync_engine for name in ("_pool", "_reading", "_reserved")]
     for pool in pools:
         sqlalchemy_event.listen(pool, "before_cursor_execute", intervene)
     try:
-        yield met
+        with patch.object(group, "ask_together", ask_apart):  # a driver sees what travels together as one statement
+            yield met
     finally:
         for pool in pools:
             sqlalchemy_event.remove(pool, "before_cursor_execute", intervene)

@@ -32,7 +32,7 @@ from stepwell_server.domain.workflows.instances import (
     Step,
     StepType,
 )
-from stepwell_server.engine.hooks.book import tell
+from stepwell_server.engine.hooks.book import hears, tell
 from stepwell_server.engine.hooks.kind import HookKind
 from stepwell_server.engine.sessions import Hello
 from stepwell_server.engine.spine import calls
@@ -41,6 +41,7 @@ from stepwell_server.engine.spine.batches import Batches
 from stepwell_server.engine.spine.calls import ReportFrames
 from stepwell_server.engine.spine.committer import Committer
 from stepwell_server.engine.spine.connections import Connection
+from stepwell_server.engine.spine.express import Express
 from stepwell_server.engine.spine.handout import Handout
 from stepwell_server.engine.spine.kinds import Committed, Kinds
 from stepwell_server.engine.spine.loops.sweep import Sweep
@@ -166,12 +167,22 @@ class Engine:
     times: LeaseTimes = field(default_factory=LeaseTimes)
     hints: Hints = field(default_factory=NoHints)
     tuning: Tuning = DEFAULT
+    express: bool = False
+    """Decide by images what can be. The clock is virtual all the same: the engine's time is told whenever it moves."""
 
     def __post_init__(self) -> None:
-        rules, kind = Rules(times=self.times, timeout_margin=0), WorkflowKind(self.db, self.tuning)
+        rules, kind = Rules(times=self.times, timeout_margin=0), WorkflowKind(self.db, self.tuning, hears)
         kinds = Kinds.of(kind, HookKind(), listener=tell)
         self.replica = Recorded(
-            self.db, self.hints, kinds, rules, timings=Timings(), virtual=True, embedded=True, tuning=self.tuning
+            self.db,
+            self.hints,
+            kinds,
+            rules,
+            timings=Timings(),
+            virtual=True,
+            embedded=True,
+            tuning=self.tuning,
+            express=self.express,
         )
         self.watches = kind.watches
         self.batches = Batches(self.replica)
@@ -181,6 +192,10 @@ class Engine:
         self.instances = Instances(self.replica, self.watches, tokens)
         self.workflows = Workflows(self.replica, self.batches, self.instances)
         self._sweep = Sweep(self.replica, self.workers, _nobody_cares)
+
+    def make_express(self) -> None:
+        """Decide by images what can be, from now on."""
+        self.committer.express = Express(self.replica.kinds, self.replica.rules, self.bus.time.stamp)
 
     @property
     def committer(self) -> Committer:
@@ -431,6 +446,8 @@ async def replicas_on(
     times: LeaseTimes | None = None,
     hints: Callable[[URL], Hints] = lambda url: NoHints(),
     tuning: Tuning = DEFAULT,
+    *,
+    express: bool = False,
 ) -> AsyncIterator[list[Engine]]:
     """Replicas on one database with a virtual clock. SQLite takes one only."""
     async with AsyncExitStack() as stack:
@@ -439,6 +456,6 @@ async def replicas_on(
         for db in databases:
             stack.push_async_callback(db.close)
         await databases[0].run_unhurried(lambda tx: migrate.upgrade(tx, virtual_clock=True))
-        engines = [Engine(db, times or LeaseTimes(), hints(url), tuning) for db in databases]
+        engines = [Engine(db, times or LeaseTimes(), hints(url), tuning, express) for db in databases]
         await stack.enter_async_context(running(*engines))
         yield engines

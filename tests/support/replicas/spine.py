@@ -61,9 +61,12 @@ class Recorded(Replica):
         self.committed: list[Committed] = []
 
     def announce(self, committed: Committed) -> None:
-        """Keep it as well."""
+        """Keep it as well, and the images of whatever is held: tests hold tasks without streams."""
         self.committed.append(committed)
         super().announce(committed)
+        if self.committer.express is not None:
+            known = {task_id: image for task_id, image in committed.images.items() if image is not None}
+            self.committer.express.images.update(known)
 
 
 @dataclass

@@ -41,17 +41,21 @@ class HookBook(JobBook):
 
     births: Births[NewHook, Hook] = field(default_factory=lambda: Births(_STORE))
 
-    def write(self, tx: Tx, group: Group) -> None:
-        """Write what became of the jobs, and new hooks. Their tasks are written by the group."""
-        JobBook.write(self, tx, group)
+    def bear(self, tx: Tx, group: Group) -> None:
+        """Write new hooks. Their tasks are written by the group."""
         self.births.write(tx, group)
         if self.births.stored:
             handlers.note(tx, {birth.new.handler for birth in self.births.stored.values()})
 
 
+def hears(event: EngineEvent, rules: Rules) -> bool:
+    """Whether a namespace has a handler for an engine event."""
+    return handler_of(event) in rules.registered
+
+
 def tell(tx: Tx, events: Sequence[EngineEvent], rules: Rules, at: Stamp) -> list[Task]:
     """Store hooks for those of the events that a namespace has a handler for. Returns their tasks."""
-    wanted = [to_hook(event, new_id()) for event in events if handler_of(event) in rules.registered]
+    wanted = [to_hook(event, new_id()) for event in events if hears(event, rules)]
     if not wanted:
         return []
     numbers = dialect.draw_numbers(tx, len(wanted))

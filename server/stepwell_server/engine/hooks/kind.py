@@ -54,7 +54,7 @@ class HookKind(Kind):
 
     def book(self, rules: Rules) -> HookBook:
         """A book for one transaction."""
-        return HookBook(rules, store.end)
+        return HookBook(rules, store.ending)
 
     def hand_out(self, tx: Tx, leased: Sequence[Leased], rules: Rules, at: Stamp) -> list[Assignment]:
         """Lease due hooks. Those whose last execution was lost with its holder fail here."""
@@ -64,7 +64,7 @@ class HookKind(Kind):
             hook, job = found[one.task.id], Job(one.task, at.now, at.lease_now, rules)
             job.claim(one.owner, one.fence, hook.attempts, hook.policy)
             jobs.append(job)
-        return [_assignment(task, found[task.id]) for task in write_jobs(tx, jobs, at, store.end)]
+        return [_assignment(task, found[task.id]) for task in write_jobs(tx, jobs, at, store.ending)]
 
     def inputs(self, tx: Tx, tasks: Sequence[Task]) -> Mapping[int, HookInput]:
         """These hooks."""
@@ -109,7 +109,7 @@ class HookKind(Kind):
             failure = Failure(HANDLER_NOT_FOUND, f"no worker hosts a hook named {hook.name}")
             job.give_up(hook.attempts, hook.policy, failure)
             jobs.append(job)
-        return write_jobs(tx, jobs, at, store.end)
+        return write_jobs(tx, jobs, at, store.ending)
 
 
 def _assignment(task: Task, hook: Hook) -> Assignment:

@@ -8,14 +8,12 @@ from typing import Any, Generic, TypeVar
 
 from stepwell_server.domain.spine.births import Birth, Found, Key, Keyed, Wanted
 from stepwell_server.domain.spine.handlers import Handler
-from stepwell_server.domain.spine.leases import Lease, LeaseTimes, Owner
+from stepwell_server.domain.spine.leases import Lease, Owner
 from stepwell_server.domain.spine.tasks import NewTask
 from stepwell_server.domain.values.asked import reused
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.engine.spine.books import Group, HotCall, Later
-from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
-from stepwell_server.storage.spine.tasks import Stamp
 
 New = TypeVar("New", bound=Keyed)
 Thing = TypeVar("Thing", bound=Keyed)
@@ -68,7 +66,7 @@ class Births(Generic[New, Thing]):
         """Store what is not there yet, and schedule its tasks."""
         if not self.wanted:
             return
-        births = _births(tx, list(self.wanted.values()), group.at, group.rules.times)
+        births = _births(group, self.wanted.values())
         numbers = self.store.insert(tx, births)
         for birth in births:
             if birth.id in numbers:
@@ -91,14 +89,11 @@ class Births(Generic[New, Thing]):
         return by_request if by_request is not None else key if key in self.found else None
 
 
-def _births(tx: Tx, wanted: Sequence[Wanted[New]], at: Stamp, times: LeaseTimes) -> list[Birth[New]]:
+def _births(group: Group, wanted: Iterable[Wanted[New]]) -> list[Birth[New]]:
     """Each under a number of its own; those that a worker is kept free for under a lease."""
-    leased = sum(one.holder is not None for one in wanted)
-    drawn = dialect.draw_numbers(tx, len(wanted) + leased)
-    numbers, fences = iter(drawn[: len(wanted)]), iter(drawn[len(wanted) :])
-    until = at.lease_now + times.ack_window
+    at, until = group.at.now, group.at.lease_now + group.rules.times.ack_window
     return [
-        Birth(next(numbers), one, at.now, None if one.holder is None else Lease(one.holder, next(fences), until))
+        Birth(group.draw(), one, at, None if one.holder is None else Lease(one.holder, group.draw(), until))
         for one in wanted
     ]
 
@@ -115,6 +110,11 @@ class Create(HotCall, Generic[New, Thing]):
     def entity(self) -> Hashable:
         """The key of what is created."""
         return self.wanted.new.key
+
+    @property
+    def numbers(self) -> int:
+        """That of its task, and the fence of its lease."""
+        return 1 if self.wanted.holder is None else 2
 
     def decide(self, group: Group) -> Later:
         """Create it; whether it was there is known when it is written."""

@@ -6,9 +6,9 @@ has a book: the rows beside the tasks that its calls need, read once, and what t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from stepwell_server.domain.spine.events import EngineEvent
 from stepwell_server.domain.spine.frames import Frame
@@ -20,6 +20,7 @@ from stepwell_server.domain.values.asked import RequestKey
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.engine.spine.assignments import Ask, Assignment, Claimed
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.statements import Statement, Write
 from stepwell_server.storage.spine.fates import Fate
 from stepwell_server.storage.spine.tasks import Stamp, TaskKey
 
@@ -47,6 +48,14 @@ class HotCall:
         return ()
 
     @property
+    def numbers(self) -> int:
+        """How many new numbers it needs."""
+        return 0
+
+    def foresee(self, book: Book) -> None:
+        """Note in a book what may be read in the same round trip that locks the tasks."""
+
+    @property
     def creates(self) -> TaskKey | None:
         """The task that it creates, if it creates one."""
         return None
@@ -55,6 +64,13 @@ class HotCall:
     def size(self) -> int:
         """About how many bytes it brings."""
         return _SMALL
+
+    leaves_images: ClassVar[bool] = False
+    """It changes nothing that an image of its task says."""
+
+    def express(self, images: Mapping[int, Task]) -> TaskKind | None:
+        """The kind that may decide it by these images of held tasks. None: it is decided under the lock."""
+        return None
 
     @property
     def weight(self) -> int:
@@ -117,6 +133,8 @@ class Group:
     """Tasks that exist and that another transaction has locked."""
     books: Mapping[TaskKind, Book]
     by_key: dict[TaskKey, int] = field(default_factory=dict)
+    numbers: Iterator[int] = field(default_factory=lambda: iter(()))
+    """New ones, as many as the calls need, in their order."""
     changed: dict[int, Task] = field(default_factory=dict)
     removed: set[int] = field(default_factory=set)
     fresh: dict[TaskKey, NewTask] = field(default_factory=dict)
@@ -138,6 +156,10 @@ class Group:
         """The task of a key that was locked, as the calls before this one left it. None: there is none."""
         task_id = self.by_key.get(key)
         return None if task_id is None else self.task(task_id)
+
+    def draw(self) -> int:
+        """One of the new numbers."""
+        return next(self.numbers)
 
     def open(self, task: Task) -> Work:
         """What a locked task advances, as the calls before this one left it."""
@@ -175,14 +197,22 @@ class Group:
 class Book:
     """What one transaction knows of the tasks of a kind."""
 
-    def lock(self, tx: Tx, calls: Sequence[HotCall], *, waiting: bool) -> None:
-        """Lock rows other than tasks, before the time is taken."""
+    def locking(self, calls: Sequence[HotCall], *, waiting: bool) -> Iterable[Statement[Any]]:
+        """What locks rows other than tasks, before the time is taken; each statement keeps what it finds."""
+        return ()
+
+    def foresee(self, task_id: int, frames: Sequence[Frame]) -> None:
+        """Note that frames about this task come, which is not locked yet and may be of any kind."""
+
+    def ahead(self) -> Iterable[Statement[Any]]:
+        """What is read of that, each statement keeping what it reads, in the round trip that locks the tasks."""
+        return ()
 
     def want(self, task: Task, frames: Sequence[Frame], *, again: bool) -> None:
         """Note that frames about this task will be applied; `again`: tell the worker all that it may have missed."""
 
     def read(self, tx: Tx, group: Group) -> None:
-        """Read all that was noted, in a few statements."""
+        """Read what was noted and not read ahead, in a few statements."""
 
     def open(self, task: Task) -> Work:
         """The work of a locked task, as the calls before this one left it."""
@@ -192,8 +222,12 @@ class Book:
         """The refusal of a report whose task has ended, or began again."""
         return held.lost()
 
-    def write(self, tx: Tx, group: Group) -> None:
-        """Write what became of the rows beside the tasks. The group writes the tasks."""
+    def bear(self, tx: Tx, group: Group) -> None:
+        """Write what the calls create, as far as it is not there yet, and schedule its tasks."""
+
+    def writes(self, group: Group) -> Iterable[Write]:
+        """What became of the rows beside the tasks. The group writes the tasks."""
+        return ()
 
     def assigned(self, group: Group) -> Iterable[Assignment]:
         """What was leased as it was created."""
@@ -201,6 +235,10 @@ class Book:
 
     def events(self, group: Group) -> Iterable[EngineEvent]:
         """What happened, for the listener."""
+        return ()
+
+    def images(self, group: Group) -> Iterable[tuple[int, Task | None]]:
+        """Tasks of which nothing else need be known, as they are now. None: more must be known of that one."""
         return ()
 
     def changes(self, group: Group) -> object:

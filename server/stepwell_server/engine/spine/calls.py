@@ -6,16 +6,18 @@ groups.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 from stepwell_server.domain.spine.frames import Frame, FrameAnswer, News
+from stepwell_server.domain.spine.handlers import TaskKind
 from stepwell_server.domain.spine.leases import Held, LeaseTimes, Owner
 from stepwell_server.domain.spine.tasks import Stop, Task, Verdict, judge
 from stepwell_server.domain.spine.work import Work
 from stepwell_server.domain.values.errors import InvalidField
 from stepwell_server.engine.spine.assignments import Ask
-from stepwell_server.engine.spine.books import Group, HotCall, Later
+from stepwell_server.engine.spine.books import Book, Group, HotCall, Later
 from stepwell_server.storage.spine.tasks import Stamp
 
 
@@ -93,6 +95,7 @@ class _AboutLease(_AboutHeld):
 class Renew(_AboutLease):
     """Extend a lease to its full length; also the acknowledgement of a task, and its move to a newer connection."""
 
+    leaves_images: ClassVar[bool] = True
     times: LeaseTimes
 
     def _is_mine(self, holder: Owner | None) -> bool:
@@ -178,6 +181,20 @@ class ReportFrames(_ByHolder):
         """About how many bytes it brings."""
         return self.size_hint
 
+    def express(self, images: Mapping[int, Task]) -> TaskKind | None:
+        """That of the task, if these are the next frames of the holder that it has."""
+        image = images.get(self.held.task_id)
+        if image is None or not self.frames or self.tell_all or self.by_call or self.connection is not None:
+            return None
+        is_next = all(frame.number == number for number, frame in enumerate(self.frames, image.frame_number + 1))
+        is_holder = image.owner is not None and image.owner.session_id == self.session_id
+        is_there = image.fence == self.held.fence and self.namespace in (None, image.handler.namespace)
+        return image.handler.kind if is_next and is_holder and is_there else None
+
+    def foresee(self, book: Book) -> None:
+        """What the frames are about, if the lease is not lost."""
+        book.foresee(self.held.task_id, self.frames)
+
     def want(self, group: Group) -> None:
         """What the frames are about; or what became of the task if the lease is lost."""
         task = self.task(group)
@@ -243,6 +260,10 @@ class ReportFrames(_ByHolder):
 class EndOvertime(_ByHolder):
     """End executions that take too long, of a task whose holder has no stream and is told when it reports next: until
     then its task says that something came. The answer is an `Answer`."""
+
+    def foresee(self, book: Book) -> None:
+        """What is executing, and the waits."""
+        book.foresee(self.held.task_id, ())
 
     def want(self, group: Group) -> None:
         """What is executing, and the waits."""

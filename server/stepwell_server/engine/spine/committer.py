@@ -28,6 +28,7 @@ from stepwell_server.domain.values.errors import (
 )
 from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.books import HotCall, Undecided
+from stepwell_server.engine.spine.express import Decided, Express, Part
 from stepwell_server.engine.spine.group import GroupResult, run_group
 from stepwell_server.engine.spine.ids import new_id
 from stepwell_server.engine.spine.inbox import SERVER, Inbox, Sender, Waiting
@@ -48,6 +49,7 @@ LONGEST_PAUSE = 0.02
 _DIVIDED = (Conflict, DatabaseSlow)
 """What a group meets that its halves may not."""
 _HOT = TxOptions(label="group", attempts=2, reserved=True)
+_EXPRESS = TxOptions(label="express", attempts=1, reserved=True, single=True)
 _SLOW = TxOptions(label="slow-lane", attempts=2, reserved=True)
 
 log = structlog.get_logger()
@@ -65,6 +67,8 @@ class Committer:
     """What the wake bus has noted, to be asked before a transaction begins."""
     timings: Timings = field(default_factory=Timings)
     tuning: Tuning = DEFAULT
+    express: Express | None = None
+    """None: every call is decided under its lock."""
     _inbox: Inbox = field(init=False)
     _sharing: Sharing = field(init=False)
     """Whether several namespaces send: then groups are small, whoever waits."""
@@ -101,7 +105,7 @@ class Committer:
                 if not group:
                     self._arrived.clear()
                     continue
-                undecided = await self._commit(group)
+                undecided = await self._commit(await self._commit_express(group))
                 self._try_again(undecided)
                 progressed = len(undecided) < len(group)
                 pause = SHORTEST_PAUSE if progressed else min(pause * 2, LONGEST_PAUSE)
@@ -136,8 +140,53 @@ class Committer:
         inbox.put_back(behind)
         return group
 
+    async def _commit_express(self, group: list[Waiting]) -> list[Waiting]:
+        """Commit what can be decided by images. Returns the rest, in order."""
+        if self.express is None:
+            return group
+        parts, rest = self.express.split(group)
+        if not parts:
+            return group
+        missed = [one for part in await asyncio.gather(*map(self._commit_part, parts)) for one in part]
+        self.timings.missed += len(missed)
+        left = {id(one) for one in [*rest, *missed]}
+        return [one for one in group if id(one) in left]
+
+    async def _commit_part(self, part: Part) -> list[Waiting]:
+        """Commit calls that are decided by images, or halves of them. Returns what was not written."""
+        assert self.express is not None
+        mark, began = self.mark(), asyncio.get_running_loop().time()
+        decided = self.express.decide(part)
+        if not decided.waiting:
+            return decided.refused
+        try:
+            written = await self.db.run_tx(decided.write(), _EXPRESS)
+        except DatabaseUnavailable as error:  # it may have happened
+            self._fail(decided.waiting, error)
+            return decided.refused
+        except Exception as error:
+            log.warning("express_failed", calls=len(decided.waiting), error=repr(error))
+            return decided.refused + await self._commit_parts(decided)
+        done, missed, result = decided.settle(written)
+        for waiting in missed:
+            self.express.forget(decided, waiting)
+        committed = replace(result.committed, mark=mark, began=began)
+        self._answer(done, replace(result, committed=committed), Way.EXPRESS)
+        return decided.refused + missed
+
+    async def _commit_parts(self, failed: Decided) -> list[Waiting]:
+        """Commit halves of what the database refused, down to the one call that it refuses: that is not express."""
+        assert self.express is not None
+        if len(failed.waiting) == 1:
+            self.express.forget(failed, failed.waiting[0])
+            return failed.waiting
+        first, second = Part(failed.kind, failed.waiting).halves()
+        return await self._commit_part(first) + await self._commit_part(second)
+
     async def _commit(self, group: Sequence[Waiting]) -> list[Waiting]:
         """Commit the group, or its halves if it fails. Returns what stays undecided, in order."""
+        if not group:
+            return []
         try:
             result = await self._run([waiting.call for waiting in group], _HOT)
         except Exception as error:
@@ -179,7 +228,7 @@ class Committer:
         rest = [waiting for waiting in group if waiting.call.entity not in stuck]
         return behind + (await self._commit(rest) if rest else [])
 
-    def _answer(self, group: Sequence[Waiting], result: GroupResult) -> list[Waiting]:
+    def _answer(self, group: Sequence[Waiting], result: GroupResult, way: Way = Way.HOT) -> list[Waiting]:
         undecided: list[Waiting] = []
         for waiting, answer in zip(group, result.answers, strict=True):
             if isinstance(answer, Undecided):
@@ -189,7 +238,7 @@ class Committer:
                 waiting.settle(answer)
         if len(undecided) < len(group):
             self.on_commit(result.committed)
-        self.timings.note_group(Way.HOT, result.measured, [one.arrived for one in group], len(undecided))
+        self.timings.note_group(way, result.measured, [one.arrived for one in group], len(undecided))
         return undecided
 
     def _try_again(self, undecided: Sequence[Waiting]) -> None:

@@ -18,6 +18,7 @@ from stepwell_server.engine.spine.kinds import Committed, Kinds, Listener
 from stepwell_server.engine.spine.replies import asked_by, recall, remember, settled
 from stepwell_server.engine.spine.timings import Measured, Stage
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.statements import Statement, ask_together, write
 from stepwell_server.storage.spine import fates
 from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.spine.fates import Kept
@@ -57,24 +58,44 @@ def run_group(tx: Tx, calls: Sequence[HotCall], kinds: Kinds, rules: Rules, *, w
     answers = [settled(answer) for answer in decided]
     born = [assignment for book in group.books.values() for assignment in book.assigned(group)]
     measured.born = [assignment.task for assignment in born]
-    return GroupResult(answers, _committed(group, born), measured)
+    return GroupResult(answers, committed_of(group, born), measured)
 
 
 def _open(tx: Tx, calls: Sequence[HotCall], books: Mapping[TaskKind, Book], rules: Rules, *, waiting: bool) -> Group:
     ids = {task_id for call in calls for task_id in call.task_ids}
     keys = {key for call in calls for key in call.task_keys}
-    locked = store.lock(tx, ids, waiting=waiting) if ids else {}
-    by_key = {(task.handler, task.key): task for task in store.lock_keys(tx, keys, waiting=waiting)} if keys else {}
-    locked |= {task.id: task for task in by_key.values()}
-    for book in books.values():
-        book.lock(tx, calls, waiting=waiting)
+    found = ask_together(tx, _asked(calls, ids, keys, books, waiting=waiting))
+    by_key = {(task.handler, task.key): task for task in found.get("keys", ())}
+    locked = found.get("ids", {}) | {task.id: task for task in by_key.values()}
     elsewhere: set[int | TaskKey] = set()
     if not waiting:
         missing, unseen = ids - locked.keys(), keys - by_key.keys()
         elsewhere |= store.existing(tx, missing) if missing else set()
         elsewhere |= store.existing_keys(tx, unseen) if unseen else set()
-    numbers = {key: task.id for key, task in by_key.items()}
-    return Group(rules, store.stamp(tx), locked, frozenset(elsewhere), books, numbers)
+    named = {key: task.id for key, task in by_key.items()}
+    return Group(rules, found["stamp"], locked, frozenset(elsewhere), books, named, iter(found.get("numbers", ())))
+
+
+def _asked(
+    calls: Sequence[HotCall], ids: set[int], keys: set[TaskKey], books: Mapping[TaskKind, Book], *, waiting: bool
+) -> dict[Hashable, Statement[Any]]:
+    """What is asked at once, in this order: locks, the time after the last of them, and what can be read then."""
+    asked: dict[Hashable, Statement[Any]] = {}
+    if ids:
+        asked["ids"] = store.locking(ids, waiting=waiting)
+    if keys:
+        asked["keys"] = store.locking_keys(keys, waiting=waiting)
+    for kind, book in books.items():
+        asked |= {(kind, "lock", place): one for place, one in enumerate(book.locking(calls, waiting=waiting))}
+    asked["stamp"] = store.STAMPING
+    numbers = sum(call.numbers for call in calls)
+    if numbers:
+        asked["numbers"] = store.drawing(numbers)
+    for kind, book in books.items():
+        for call in calls:
+            call.foresee(book)
+        asked |= {(kind, "read", place): one for place, one in enumerate(book.ahead())}
+    return asked
 
 
 def _read(
@@ -118,11 +139,9 @@ def _is_stuck(call: HotCall, group: Group) -> bool:
 
 def _write(tx: Tx, group: Group, listener: Listener) -> None:
     for book in group.books.values():
-        book.write(tx, group)
-    if group.changed:
-        store.save(tx, group.changed.values())
-    if group.removed:
-        store.remove(tx, group.removed)
+        book.bear(tx, group)
+    writes = [one for book in group.books.values() for one in book.writes(group)]
+    write(tx, [*writes, *store.writing(group.changed.values(), group.removed)])
     if group.fresh:
         group.inserted = store.insert(tx, list(group.fresh.values()), group.at)
     if group.rules.registered:
@@ -131,7 +150,8 @@ def _write(tx: Tx, group: Group, listener: Listener) -> None:
             group.told = listener(tx, events, group.rules, group.at)
 
 
-def _committed(group: Group, born: Sequence[Assignment]) -> Committed:
+def committed_of(group: Group, born: Sequence[Assignment]) -> Committed:
+    """What everybody is told of a group that was written."""
     gone = [group.locked[task_id] for task_id in group.removed]
     claimed = [assignment for late in group.claims for assignment in late.claimed.assigned]
     written = [*group.changed.values(), *group.inserted.values(), *group.told]
@@ -145,7 +165,14 @@ def _committed(group: Group, born: Sequence[Assignment]) -> Committed:
         slots_freed=_freed(group),
         changes={kind: book.changes(group) for kind, book in group.books.items()},
         assigned=(*born, *streamed),
+        images=_images(group, claimed),
     )
+
+
+def _images(group: Group, claimed: Iterable[Assignment]) -> dict[int, Task | None]:
+    """What is known of held tasks. One that was just claimed is known if nothing of it happens by itself."""
+    images = {one.task.id: one.task if one.next_timer is None else None for one in claimed}
+    return images | dict(image for book in group.books.values() for image in book.images(group))
 
 
 def _freed(group: Group) -> frozenset[Handler]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import structlog
 
 from stepwell_server.domain.spine.frames import News
 from stepwell_server.domain.spine.leases import Held
+from stepwell_server.domain.spine.tasks import Task
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.engine.spine.calls import ReportFrames
@@ -45,14 +46,34 @@ class Holders:
             worker.timers.pop(held.task_id, None)
             worker.must_repeat.discard(held.task_id)
             if self._holders.get(held.task_id) is worker:
-                del self._holders[held.task_id]
+                self._forget(held.task_id)
 
     def leave(self, worker: LocalWorker) -> None:
         """A worker's stream has ended."""
         for task_id, held in worker.held.items():
             if self._holders.get(task_id) is worker:
-                del self._holders[task_id]
+                self._forget(task_id)
                 self._settle(held, ended=False)
+
+    def _forget(self, task_id: int) -> None:
+        del self._holders[task_id]
+        self.forget_images([task_id])
+
+    # ---- images
+
+    def keep_images(self, images: Mapping[int, Task | None]) -> None:
+        """Keep what is known of tasks that are held here, and drop what is no longer enough."""
+        if self._committer.express is None:
+            return
+        for task_id, image in images.items():
+            if image is not None and task_id in self._holders:
+                self._committer.express.images[task_id] = image
+            else:
+                self._committer.express.images.pop(task_id, None)
+
+    def forget_images(self, task_ids: Iterable[int]) -> None:
+        """Drop what is known of tasks: they are not held here, or another replica has changed them."""
+        self.keep_images(dict.fromkeys(task_ids))
 
     def set_timer(self, worker: LocalWorker, held: Held, at: Micros | None) -> None:
         """Something of a held task happens by itself at this time."""

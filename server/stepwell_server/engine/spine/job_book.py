@@ -11,11 +11,12 @@ from stepwell_server.domain.spine.tasks import Task
 from stepwell_server.domain.spine.work import Rules
 from stepwell_server.engine.spine.books import Book, Group
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.statements import Write, write
 from stepwell_server.storage.spine import tasks as store
 from stepwell_server.storage.spine.tasks import Stamp
 
-WriteEnds: TypeAlias = Callable[[Tx, Sequence[JobEnd]], None]
-"""Writes how executions ended, and perhaps their jobs with them, into the rows of a kind."""
+WriteEnds: TypeAlias = Callable[[Sequence[JobEnd]], Write]
+"""Makes the statement that writes how executions ended, and perhaps their jobs with them, into the rows of a kind."""
 
 
 @dataclass(slots=True)
@@ -39,24 +40,19 @@ class JobBook(Book):
         job.task = task
         return job
 
-    def write(self, tx: Tx, group: Group) -> None:
-        """Write what became of the jobs. Their tasks are written by the group."""
-        _write_ends(tx, self._jobs.values(), group.at, self.write_ends)
+    def writes(self, group: Group) -> Iterable[Write]:
+        """The statement that writes the ends of jobs."""
+        return _ends(self._jobs.values(), group.at, self.write_ends)
 
 
 def write_jobs(tx: Tx, jobs: Sequence[Job], at: Stamp, write_ends: WriteEnds) -> list[Task]:
     """Write jobs that a claim or the sweep has changed, with their tasks. Returns the tasks of those that go on."""
-    _write_ends(tx, jobs, at, write_ends)
     gone = [job.task.id for job in jobs if job.ending is not None]
-    if gone:
-        store.remove(tx, gone)
     kept = [job.task for job in jobs if job.ending is None]
-    if kept:
-        store.save(tx, kept)
+    write(tx, [*_ends(jobs, at, write_ends), *store.writing(kept, gone)])
     return kept
 
 
-def _write_ends(tx: Tx, jobs: Iterable[Job], at: Stamp, write_ends: WriteEnds) -> None:
+def _ends(jobs: Iterable[Job], at: Stamp, write_ends: WriteEnds) -> list[Write]:
     ends = [JobEnd(job.task.id, at.now, job.ended) for job in jobs if job.ended is not None]
-    if ends:
-        write_ends(tx, ends)
+    return [write_ends(ends)] if ends else []

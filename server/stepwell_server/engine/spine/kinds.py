@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar, Protocol, TypeVar
 
 from stepwell_server.domain.spine.definitions import Definition
 from stepwell_server.domain.spine.events import EngineEvent
@@ -17,7 +17,7 @@ from stepwell_server.domain.spine.work import Rules
 from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.engine.spine.assignments import Assignment, Input, Leased
-from stepwell_server.engine.spine.books import Book
+from stepwell_server.engine.spine.books import Book, Group, HotCall
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.names import History
@@ -54,6 +54,8 @@ class Committed:
     """Handlers that have another definition now."""
     assigned: tuple[Assignment, ...] = ()
     """Everything that it leased to workers with a stream."""
+    images: Mapping[int, Task | None] = field(default_factory=dict)
+    """Held tasks as they are now, if nothing else need be known of them; None: more must be known."""
     began: float = 0.0
     """When its transaction began, by the loop's clock: its leases are no older."""
 
@@ -62,6 +64,8 @@ class Kind:
     """A primitive with handlers. A kind overrides the methods that it needs."""
 
     kind: TaskKind
+    express: Express | None = None
+    """How it writes what is known without reading it. None: it cannot."""
     defaults: ClassVar[Mapping[str, Any]]
     """All settings of a definition of this kind, by name, with the values for settings that a worker leaves out."""
 
@@ -123,6 +127,25 @@ class Kind:
     def loops(self) -> Mapping[str, Callable[[], Awaitable[None]]]:
         """The loops that this kind needs as long as the replica runs, by name."""
         return {}
+
+
+class Express(Protocol):
+    """How a kind writes calls that were decided by images of held tasks, without locking and reading them first."""
+
+    def begin(self, group: Group) -> None:
+        """Begin a group that reads nothing."""
+
+    def admits(self, group: Group, call: HotCall, answer: Any) -> bool:
+        """Whether what a call has put into the group can be written so; nothing of it may be left out."""
+
+    def forget(self, group: Group, call: HotCall) -> None:
+        """Take what a call has put out of the group."""
+
+    def write(self, group: Group, calls: Sequence[HotCall]) -> Callable[[Tx], Any]:
+        """The function that writes the group: one statement, guarded by the images."""
+
+    def settle(self, group: Group, calls: Sequence[HotCall], written: Any) -> list[bool]:
+        """Take over what was written, and say of each call whether it was."""
 
 
 Listener = Callable[[Tx, Sequence[EngineEvent], Rules, Stamp], list[Task]]

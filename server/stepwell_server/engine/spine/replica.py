@@ -11,6 +11,7 @@ from stepwell_server.domain.values.times import Micros
 from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.committer import Committer
+from stepwell_server.engine.spine.express import Express
 from stepwell_server.engine.spine.handout import Handout
 from stepwell_server.engine.spine.kinds import Committed, Kinds
 from stepwell_server.engine.spine.loops.prune import prune
@@ -37,6 +38,7 @@ class Replica:
         virtual: bool,
         embedded: bool,
         tuning: Tuning = DEFAULT,
+        express: bool = False,
     ) -> None:
         self.db = db
         self.hints = hints
@@ -47,6 +49,8 @@ class Replica:
         self.rules = replace(rules, namespaces=self.registry.namespaces, registered=self.bus.registered)
         self.relay = HintRelay(hints)
         self.committer = Committer(db, kinds, self.rules, self.announce, self.bus.notes.mark, timings, tuning)
+        if express:
+            self.committer.express = Express(kinds, self.rules, self.bus.time.stamp)
         self.handout = Handout(self.committer, self.bus, embedded=embedded)
 
     def announce(self, committed: Committed) -> None:
@@ -55,12 +59,14 @@ class Replica:
         self.bus.learn(committed)
         self.relay.note(committed, self.kinds.publish(committed))
         self.handout.deliveries.deliver(committed)
+        self.handout.holders.keep_images(committed.images)
         self.handout.holders.look(committed.must_look)
 
     def heard(self, hint: Hint) -> None:
         """Tell all who wait what another replica has changed."""
         self.registry.redefined(hint.handlers)
         self.bus.notes.add(hint.handlers)
+        self.handout.holders.forget_images(hint.tasks)
         self.handout.holders.look(hint.tasks)
         if hint.order is not None:
             self.handout.take_order(hint.order)

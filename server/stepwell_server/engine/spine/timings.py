@@ -57,6 +57,8 @@ class Way(StrEnum):
 
     HOT = "hot"
     SLOW = "slow"
+    EXPRESS = "express"
+    """Decided by images, and written without being read."""
 
 
 @dataclass(slots=True, eq=False)
@@ -107,6 +109,8 @@ class Timings:
     group_calls: Mapping[Way, Histogram] = field(default_factory=lambda: {one: Histogram(GROUP_CALLS) for one in Way})
     undecided: int = 0
     """Calls that were put back, as another transaction had their task locked."""
+    missed: int = 0
+    """Express calls whose image was outdated: they went the ordinary way."""
     claimed: dict[TaskKind, int] = field(default_factory=_per_kind)
     """Tasks that were leased to workers, those included that were born with a lease."""
     lateness: Mapping[TaskKind, Histogram] = field(

@@ -56,6 +56,10 @@ class DatabaseTime:
         """About what lease_now() would say."""
         return self._at.lease_now + self._elapsed()
 
+    def stamp(self) -> Stamp:
+        """About what both would say."""
+        return Stamp(self.now(), self.lease_now())
+
     def _elapsed(self) -> Micros:
         return round((asyncio.get_running_loop().time() - self._seen) * SECOND)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from stepwell_server.domain.spine.births import Birth
 from stepwell_server.domain.spine.events import EngineEvent
@@ -18,6 +19,7 @@ from stepwell_server.domain.values.errors import RunSuperseded
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.domain.workflows.events import WorkflowEvent, created, ended, enqueued
 from stepwell_server.domain.workflows.frames import Wait
+from stepwell_server.domain.workflows.images import is_image
 from stepwell_server.domain.workflows.instances import (
     PRIORITY,
     Event,
@@ -34,6 +36,7 @@ from stepwell_server.engine.spine.assignments import Assignment
 from stepwell_server.engine.spine.births import Births, Store
 from stepwell_server.engine.spine.books import Book, Group
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.statements import Statement, Write
 from stepwell_server.storage.spine.tasks import Stamp
 from stepwell_server.storage.workflows import instances as workflows
 from stepwell_server.storage.workflows import runs as store
@@ -86,19 +89,28 @@ class _Reads:
     requests: set[tuple[str, str]] = field(default_factory=set)
 
 
+@dataclass(slots=True)
+class _Ahead:
+    """What is read in the round trip that locks the tasks: steps of these names, and all that wait."""
+
+    names: set[tuple[int, str]] = field(default_factory=set)
+    task_ids: set[int] = field(default_factory=set)
+
+
 def ref(task: Task) -> RunRef:
     """The run that a task advances."""
     return RunRef(task.id, task.run_number)
 
 
-def _task_of(birth: Birth[NewInstance]) -> NewTask:
+def task_of(birth: Birth[NewInstance]) -> NewTask:
+    """The task of a new instance."""
     key = birth.new.key
     return NewTask(
         key.handler, key.instance_id, priority=PRIORITY[Reason.RUN], id=birth.id, lease=birth.lease, revision=1
     )
 
 
-_STORE = Store(workflows.insert, workflows.find, _task_of)
+_STORE = Store(workflows.insert, workflows.find, task_of)
 
 
 @dataclass(slots=True)
@@ -113,24 +125,34 @@ class WorkflowBook(Book):
     without_task: dict[InstanceKey, Instance] = field(default_factory=dict)
     """Instances whose task was looked for in vain."""
     births: Births[NewInstance, Instance] = field(default_factory=lambda: Births(_STORE))
+    _ahead: _Ahead = field(default_factory=_Ahead)
     _reads: _Reads = field(default_factory=_Reads)
     _steps: dict[int, list[Step]] = field(default_factory=lambda: defaultdict(list))
     _events: dict[int, list[Event]] = field(default_factory=lambda: defaultdict(list))
     _fresh_events: list[SentEvent] = field(default_factory=list)
-    _unmoved: frozenset[int] = frozenset()
-    _ended: dict[int, Head] = field(default_factory=dict)
 
     # ---- what is to be read
+
+    def foresee(self, task_id: int, frames: Sequence[Frame]) -> None:
+        """Note the steps that frames name, and the waits of their run."""
+        self._ahead.task_ids.add(task_id)
+        self._ahead.names.update((task_id, name) for name in _named(frames))
+
+    def ahead(self) -> Iterable[Statement[None]]:
+        """Reads what was foreseen."""
+        return (
+            [store.steps_ahead(self._ahead.names, self._ahead.task_ids, partial(_keep, self._steps))]
+            if self._ahead.task_ids
+            else ()
+        )
 
     def want(self, task: Task, frames: Sequence[Frame], *, again: bool) -> None:
         """Note the steps in question, and the waits."""
         run = self.want_waits(task)
         if again:
             self._reads.must_repeat.add(run)
+        self._reads.names.update((run, name) for name in _named(frames))
         for frame in frames:
-            if frame.body.step_name is not None:
-                self._reads.names.add((run, frame.body.step_name))
-            self._reads.names.update((run, opening.name) for opening in frame.opens)
             if isinstance(frame.body, Wait) and frame.body.event_type:
                 self._reads.waits_to_come[run, frame.body.event_type] += 1
         self._reads.names.update((run, step.name) for step in load_open(task.open_steps))
@@ -162,12 +184,12 @@ class WorkflowBook(Book):
     def read_runs(self, tx: Tx, tasks: Mapping[int, Task], at: Stamp) -> None:
         """Read what was noted of these locked tasks."""
         self.at, reads = at, self._reads
-        if reads.names or reads.runs:
-            for task_id, step in store.steps_of(tx, reads.names, reads.runs):
-                self._steps[task_id].append(step)
+        names = {(run, name) for run, name in reads.names if (run.task_id, name) not in self._ahead.names}
+        runs = {run for run in reads.runs if run.task_id not in self._ahead.task_ids}
+        if names or runs:
+            _keep(self._steps, store.steps_of(tx, names, runs))
         if reads.must_repeat:
-            for task_id, step in store.changed_by_themselves(tx, reads.must_repeat):
-                self._steps[task_id].append(step)
+            _keep(self._steps, store.changed_by_themselves(tx, reads.must_repeat))
         wanted = self._wanted_events(tasks)
         if wanted:
             for task_id, event in store.pending_events(tx, wanted):
@@ -197,7 +219,7 @@ class WorkflowBook(Book):
     def ended_here(self, task_id: int) -> InstanceStatus | None:
         """How an earlier call of the group ended an instance. None: it did not."""
         run = self.runs.get(task_id)
-        return None if run is None or run.ending is None else _end(run).status
+        return None if run is None or run.ending is None else end_of(run).status
 
     def superseded(self, held: Held) -> RunSuperseded:
         """The refusal of a report whose instance was ended or restarted."""
@@ -213,29 +235,32 @@ class WorkflowBook(Book):
 
     # ---- write
 
-    def write(self, tx: Tx, group: Group) -> None:
-        """Write what became of the runs. Their tasks are written by the group."""
+    def bear(self, tx: Tx, group: Group) -> None:
+        """Write new instances."""
         self.births.write(tx, group)
-        self.write_steps(tx)
-        ends = [_end(run) for run in self.runs.values() if run.ending is not None]
-        if ends:
-            workflows.end(tx, ends)
-            self._ended = {end.id: Head(end.id, end.revision, end.status) for end in ends}
-        moved = changed_statuses(group.locked, group.changed.values())
-        self._unmoved = frozenset(group.changed) - moved.keys()
-        if moved:
-            workflows.copy_status(tx, moved, self.at.now)
 
-    def write_steps(self, tx: Tx) -> None:
-        """Write the steps that changed, and the events that came and went."""
+    def writes(self, group: Group) -> Iterable[Write]:
+        """What became of the runs."""
+        yield from self.writes_of_steps()
+        ends = _ends(self.runs.values())
+        if ends:
+            yield workflows.ending(ends)
+        moved = changed_statuses(group.locked, group.changed.values())
+        if moved:
+            yield workflows.copying_status(moved, self.at.now)
+
+    def writes_of_steps(self) -> Iterable[Write]:
+        """The steps that changed, and the events that came and went."""
         steps = [(ref(run.task), step) for run in self.runs.values() for step in run.changed.values()]
         if steps:
-            store.save_steps(tx, steps)
-        if self._fresh_events:
-            store.insert_events(tx, self._fresh_events)
-        taken = [(ref(run.task), event) for run in self.runs.values() for event in run.delivered]
+            yield store.saving_steps(steps)
+        taken = {(ref(run.task), event.position): event for run in self.runs.values() for event in run.delivered}
+        # One that came and went within the group is stored once, as it is now.
+        fresh = [replace(one, event=taken.pop((one.run, one.event.position), one.event)) for one in self._fresh_events]
+        if fresh:
+            yield store.inserting_events(fresh)
         if taken:
-            store.deliver(tx, taken)
+            yield store.delivering((run, event) for (run, _), event in taken.items())
 
     # ---- what came of it
 
@@ -252,18 +277,46 @@ class WorkflowBook(Book):
             yield created(birth.new.key, group.at.now)
         for run in self.runs.values():
             if run.ending is not None:
-                yield _ended(run, group.at.now)
+                yield ended_event(run, group.at.now)
         for task in group.changed.values():
             if task.handler.kind is TaskKind.WORKFLOW:
                 event = enqueued(group.locked[task.id], task, group.at.now)
                 if event is not None:
                     yield event
 
+    def images(self, group: Group) -> Iterable[tuple[int, Task | None]]:
+        """Runs that are held and wait for nothing."""
+        for run in self.runs.values():
+            if run.ending is None:
+                run.task = group.task(run.task.id) or run.task
+                yield run.task.id, run.task if is_image(run) else None
+        for assignment in self.assigned(group):
+            yield assignment.task.id, assignment.task
+
     def changes(self, group: Group) -> Changes:
         """What followers of instances are told."""
+        moved = changed_statuses(group.locked, group.changed.values())
+        ended = {end.id: Head(end.id, end.revision, end.status) for end in _ends(self.runs.values())}
         newborn = {birth.id for birth in self.births.stored.values()}
         claimed = {assignment.task.id for late in group.claims for assignment in late.claimed.assigned}
-        return Changes((self._unmoved | newborn) - claimed, self._ended)
+        return Changes(frozenset(((group.changed.keys() - moved.keys()) | newborn) - claimed), ended)
+
+
+def _ends(runs: Iterable[Run]) -> list[End]:
+    return [end_of(run) for run in runs if run.ending is not None]
+
+
+def _keep(steps: dict[int, list[Step]], found: Iterable[tuple[int, Step]]) -> None:
+    for task_id, step in found:
+        steps[task_id].append(step)
+
+
+def _named(frames: Iterable[Frame]) -> Iterable[str]:
+    """The steps that frames are about."""
+    for frame in frames:
+        if frame.body.step_name is not None:
+            yield frame.body.step_name
+        yield from (opening.name for opening in frame.opens)
 
 
 def book_of(group: Group) -> WorkflowBook:
@@ -283,13 +336,15 @@ def changed_statuses(before: Mapping[int, Task], after: Iterable[Task]) -> dict[
     }
 
 
-def _end(run: Run) -> End:
+def end_of(run: Run) -> End:
+    """How the instance of a run ends."""
     assert run.ending is not None
     status = InstanceStatus.COMPLETE if run.ending.failure is None else InstanceStatus.ERRORED
     return End(run.task.id, status, run.now, run.task.revision, run.ending.output, run.ending.failure, run.ending.fence)
 
 
-def _ended(run: Run, now: Micros) -> EngineEvent:
+def ended_event(run: Run, now: Micros) -> EngineEvent:
+    """What the end of a run is told as."""
     assert run.ending is not None
     failure = run.ending.failure
     name = WorkflowEvent.COMPLETED if failure is None else WorkflowEvent.ERRORED

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 
 from stepwell_server.domain.spine.births import Birth
+from stepwell_server.domain.spine.handlers import TaskKind
 from stepwell_server.domain.spine.tasks import Task
 from stepwell_server.domain.values.asked import reused
 from stepwell_server.domain.values.errors import (
@@ -40,6 +41,11 @@ class CreateRun(Create[NewInstance, Instance]):
     def creates(self) -> TaskKey:
         """The task of the instance."""
         return self.wanted.new.key.handler, self.wanted.new.key.instance_id
+
+    def express(self, images: Mapping[int, Task]) -> TaskKind | None:
+        """Of a plain instance: one without labels and trace."""
+        new = self.wanted.new
+        return None if new.labels or new.trace else TaskKind.WORKFLOW
 
     @property
     def entity(self) -> Hashable:

@@ -16,8 +16,10 @@ from stepwell_server.domain.values.tuning import DEFAULT, Tuning
 from stepwell_server.engine.spine.assignments import Assignment, Leased
 from stepwell_server.engine.spine.kinds import Committed, Kind
 from stepwell_server.engine.workflows.book import Changes, RunInput, WorkflowBook, changed_statuses, ref
+from stepwell_server.engine.workflows.express import ExpressRuns, Hears, nobody_hears
 from stepwell_server.engine.workflows.watches import Watches
 from stepwell_server.storage.database.database import Database, Tx
+from stepwell_server.storage.database.statements import write
 from stepwell_server.storage.spine import tasks as task_store
 from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.names import History
@@ -32,8 +34,9 @@ class WorkflowKind(Kind):
     kind = TaskKind.WORKFLOW
     defaults: ClassVar[Mapping[str, Any]] = {"description": ""}
 
-    def __init__(self, db: Database, tuning: Tuning = DEFAULT) -> None:
+    def __init__(self, db: Database, tuning: Tuning = DEFAULT, hears: Hears = nobody_hears) -> None:
         self.watches = Watches(db, tuning)
+        self.express = ExpressRuns(hears)
 
     def book(self, rules: Rules) -> WorkflowBook:
         """A book for one transaction."""
@@ -50,8 +53,7 @@ class WorkflowKind(Kind):
                 book.want(task, (), again=False)
         book.read_runs(tx, tasks, at)
         assigned = [_assign(book, one) for one in leased]
-        task_store.save(tx, [assignment.task for assignment, _ in assigned])
-        book.write_steps(tx)
+        write(tx, [task_store.saving([assignment.task for assignment, _ in assigned]), *book.writes_of_steps()])
         started = workflows.start(tx, tasks, at.now)
         return [
             replace(

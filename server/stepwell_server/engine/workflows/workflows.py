@@ -42,6 +42,7 @@ from stepwell_server.engine.workflows.calls import CreateRun, SendEvent, Stored,
 from stepwell_server.engine.workflows.instances import Instances
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.statements import write
 from stepwell_server.storage.spine import requests
 from stepwell_server.storage.spine import tasks as task_store
 from stepwell_server.storage.spine.tasks import Stamp
@@ -134,8 +135,8 @@ class Workflows:
             if task is None:
                 raise terminal(key, instance.status)
             at = task_store.stamp(tx)
-            task_store.remove(tx, [task.id])
-            store.end(tx, [End(task.id, InstanceStatus.TERMINATED, at.now, task.revision + 1)])
+            ended_by_call = End(task.id, InstanceStatus.TERMINATED, at.now, task.revision + 1)
+            write(tx, [task_store.removing([task.id]), store.ending([ended_by_call])])
             gone[:] = [task]
             hooks[:] = self._tell(tx, ended(task, WorkflowEvent.TERMINATED, at.now), at)
             return _read(tx, key)
@@ -157,7 +158,7 @@ class Workflows:
             written.extend(self._tell(tx, created(key, at.now, instance.run_number + 1), at))
             if kept:
                 run = RunRef(instance.id, instance.run_number + 1)
-                run_store.save_steps(tx, [(run, step) for step in kept])
+                write(tx, [run_store.saving_steps((run, step) for step in kept)])
             return _read(tx, key)
 
         return await self._once(key, asked, work, lambda at: _news(written, at))

@@ -63,6 +63,8 @@ class TxOptions:
     """On a connection that calls cannot use up: for group commits, leases and health."""
     one_moment: bool = False
     """All statements see the same moment. For transactions that only read."""
+    single: bool = False
+    """It is one statement, which commits by itself where the database can do that: on connections of its own."""
 
 
 CALL = TxOptions()
@@ -169,6 +171,9 @@ class Database:
 
     def _watched(self, work: Work[T], options: TxOptions) -> Work[T]:
         def watched(tx: Tx) -> T:
+            if options.single:  # afterwards it may be committed
+                self.failpoints.reach(BEFORE_COMMIT, options.label)
+                return work(tx)
             result = work(tx)
             self.failpoints.reach(BEFORE_COMMIT, options.label)
             return result

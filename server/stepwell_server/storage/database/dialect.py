@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from io import BytesIO
 from typing import Any
 
@@ -93,12 +94,24 @@ def check_file(tx: Tx) -> None:
 
 def draw_numbers(tx: Tx, count: int) -> list[int]:
     """Numbers for fences and tasks, never issued before and never again. A rollback loses some on PostgreSQL."""
-    if product(tx) == "postgresql":
-        drawn = tx.execute(text("SELECT nextval('fences') FROM generate_series(1, :count)"), {"count": count})
-        return [row[0] for row in drawn]
-    taken = update(fence_counter).values(last=fence_counter.c.last + count).returning(fence_counter.c.last)
-    last = tx.execute(taken).scalar_one()
-    return list(range(last - count + 1, last + 1))
+    return drawn(count, tx.execute(draw_sql(product(tx)), {"count": count}).all())
+
+
+@cache
+def draw_sql(product: str) -> Any:
+    """The statement of `draw_numbers`."""
+    count = bindparam("count", type_=Integer())
+    if product == "postgresql":
+        return select(func.nextval(literal_column("'fences'")).label("number")).select_from(
+            func.generate_series(1, count)
+        )
+    return update(fence_counter).values(last=fence_counter.c.last + count).returning(fence_counter.c.last)
+
+
+def drawn(count: int, rows: Sequence[Any]) -> list[int]:
+    """The numbers, from the rows of the statement: each in one, or of all of them the last."""
+    last = rows[-1][0]
+    return [row[0] for row in rows] if len(rows) == count else list(range(last - count + 1, last + 1))
 
 
 def unindexed(column: ColumnElement[Any]) -> ColumnElement[Any]:

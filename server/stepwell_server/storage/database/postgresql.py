@@ -6,6 +6,7 @@ statement seeing what was committed before it. Every wait has a limit, the inner
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import asyncpg
@@ -22,6 +23,8 @@ POOL_SIZE = 4
 READING_POOL_SIZE = 4
 RESERVED_POOL_SIZE = 3
 """For group commits, their slow lane, and leases with health: load cannot starve these."""
+SINGLE_POOL_SIZE = 2
+"""For statements that commit by themselves: reports and births, beside each other."""
 CONNECT_TIMEOUT = 2.0
 COMMAND_TIMEOUT = 5.0
 
@@ -47,6 +50,11 @@ SESSION = {
     "tcp_keepalives_count": "3",
 }
 
+_ALONE = {
+    "default_transaction_isolation": "read committed",  # no BEGIN says it
+    "plan_cache_mode": "force_generic_plan",
+}
+"""For connections whose statements commit by themselves."""
 _READING = {
     # Of connections without transactions: a statement sees what is committed before it in any case, and BEGIN and
     # COMMIT are two trips more.
@@ -66,14 +74,18 @@ class PostgresqlBackend:
     def __init__(self, url: URL, tuning: Tuning = DEFAULT) -> None:
         self._url = _for_asyncpg(url)
         self._pool = _pool(self._url, POOL_SIZE, tuning)
-        self._reading = _pool(self._url, READING_POOL_SIZE, tuning, reads=True)
+        self._reading = _pool(self._url, READING_POOL_SIZE, tuning, _READING)
         self._reserved = _pool(self._url, RESERVED_POOL_SIZE, tuning)
+        self._single = _pool(self._url, SINGLE_POOL_SIZE, tuning, _ALONE)
 
     async def attempt(self, work: Work[T], options: TxOptions) -> T:
         """Run the function in one transaction; its statements are awaited underneath. Calls that read need none.
 
         Calls whose statements must all see the same moment do need one.
         """
+        if options.single:
+            async with self._single.connect() as connection:
+                return await _by_itself(connection, work)
         if options.read_only and not (options.reserved or options.one_moment):
             async with self._reading.connect() as connection:
                 return await connection.run_sync(work)
@@ -115,6 +127,7 @@ class PostgresqlBackend:
         await self._pool.dispose()
         await self._reading.dispose()
         await self._reserved.dispose()
+        await self._single.dispose()
 
 
 def _for_asyncpg(url: URL) -> URL:
@@ -137,6 +150,26 @@ async def _in_transaction(connection: AsyncConnection, work: Work[T]) -> T:
     return result
 
 
+async def _by_itself(connection: AsyncConnection, work: Work[T]) -> T:
+    """Run the function, whose one statement commits by itself."""
+    try:
+        return await connection.run_sync(work)
+    except (DBAPIError, OSError, TimeoutError, asyncpg.InterfaceError) as error:
+        if _may_have_happened(error):
+            raise CommitUnknown from error
+        raise
+
+
+def _may_have_happened(error: BaseException) -> bool:
+    """Whether a statement that failed like this may have been carried out: no answer of the database says otherwise."""
+    original = error.orig if isinstance(error, DBAPIError) else error
+    driver = getattr(original, "__cause__", None) or original
+    if isinstance(driver, asyncpg.DataError | asyncpg.InvalidCachedStatementError):
+        return False  # it was never sent
+    state = _sqlstate(original)
+    return not state or state.startswith(("08", "57P"))
+
+
 def _sqlstate(error: object) -> str:
     for candidate in (error, getattr(error, "__cause__", None)):
         state = getattr(candidate, "sqlstate", None) or getattr(candidate, "pgcode", None)
@@ -145,16 +178,23 @@ def _sqlstate(error: object) -> str:
     return ""
 
 
-def _pool(url: URL, size: int, tuning: Tuning, *, reads: bool = False) -> AsyncEngine:
-    session = {**SESSION, **_HURRIED, **_INDEXED, **(_READING if reads else {})}
+def _pool(url: URL, size: int, tuning: Tuning, by_itself: Mapping[str, str] | None = None) -> AsyncEngine:
+    """Connections with limits. With settings for them, each statement on them commits by itself."""
+    session = {**SESSION, **_HURRIED, **_INDEXED, **(by_itself or {})}
     pooled = _engine(url, session, COMMAND_TIMEOUT, pool_size=size, max_overflow=0, pool_timeout=tuning.pool_timeout)
-    return pooled.execution_options(isolation_level="AUTOCOMMIT") if reads else pooled
+    return pooled if by_itself is None else pooled.execution_options(isolation_level="AUTOCOMMIT")
 
 
-def _engine(url: URL, session: dict[str, str], command_timeout: float | None, **options: Any) -> AsyncEngine:
+def _engine(
+    url: URL,
+    session: dict[str, str],
+    command_timeout: float | None,
+    isolation_level: str = "READ COMMITTED",
+    **options: Any,
+) -> AsyncEngine:
     return create_async_engine(
         url,
-        isolation_level="READ COMMITTED",
+        isolation_level=isolation_level,
         hide_parameters=True,  # errors are logged, and parameters are users' data
         connect_args={
             "timeout": CONNECT_TIMEOUT,

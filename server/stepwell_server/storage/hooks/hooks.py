@@ -47,6 +47,7 @@ from stepwell_server.storage.database.payloads import (
     trace_from,
     trace_to_text,
 )
+from stepwell_server.storage.database.statements import Write
 from stepwell_server.storage.schema.hooks import hooks
 from stepwell_server.storage.schema.spine import tasks
 from stepwell_server.storage.spine import handlers
@@ -74,15 +75,15 @@ def _insert_sql(product: str) -> Any:
     return statement.on_conflict_do_nothing().returning(hooks.c.id)
 
 
-def end(tx: Tx, ends: Iterable[JobEnd]) -> None:
-    """Write how executions ended."""
-    tx.execute(_end_sql(dialect.product(tx)), {"after": dialect.as_rows(map(_end_row, ends))})
+def ending(ends: Iterable[JobEnd]) -> Write:
+    """Writes how executions ended."""
+    return Write(_end_sql, {"hooks_after": dialect.as_rows(map(_end_row, ends))})
 
 
 @cache
 def _end_sql(product: str) -> Any:
     names = ("status", "attempts", "last_attempt_at", "ended_at", "ended_fence", *FAILURE)
-    after = dialect.rows(product, "after", id=BigInteger(), **{name: hooks.c[name].type for name in names})
+    after = dialect.rows(product, "hooks_after", id=BigInteger(), **{name: hooks.c[name].type for name in names})
     statement, new = dialect.overwrite(product, hooks, after, "id")
     return statement.values({name: new[name] for name in names})
 

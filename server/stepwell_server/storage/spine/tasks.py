@@ -8,9 +8,9 @@ Statements are built once per database product (`..._sql`, cached): building one
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache, lru_cache, partial
 from operator import itemgetter
 from typing import Any, TypeAlias
 
@@ -20,7 +20,6 @@ from sqlalchemy import (
     ColumnElement,
     FromClause,
     Integer,
-    Row,
     Select,
     Text,
     delete,
@@ -36,6 +35,7 @@ from stepwell_server.domain.values.times import Micros
 from stepwell_server.storage.database import dialect
 from stepwell_server.storage.database.clock import db_now, lease_now
 from stepwell_server.storage.database.database import Tx
+from stepwell_server.storage.database.statements import Statement, Write, ask, write
 from stepwell_server.storage.schema.spine import tasks
 from stepwell_server.storage.spine import handlers
 
@@ -84,13 +84,21 @@ def lock(tx: Tx, task_ids: Iterable[int], *, waiting: bool) -> dict[int, Task]:
 
     With `waiting` an absent one does not exist. Without it, it may also be locked by another: ask `existing`.
     """
-    statement = _lock_sql(dialect.product(tx), waiting)
-    found = tx.execute(statement, {"wanted": _id_rows(sorted(set(task_ids)))})
-    return {row.id: from_row(row) for row in found}
+    return ask(tx, locking(task_ids, waiting=waiting))
+
+
+def locking(task_ids: Iterable[int], *, waiting: bool) -> Statement[dict[int, Task]]:
+    """The statement of `lock`."""
+    given = {"wanted": _id_rows(sorted(set(task_ids)))}
+    return Statement(partial(_lock_sql, waiting=waiting), given, _by_id)
+
+
+def _by_id(rows: Sequence[Any]) -> dict[int, Task]:
+    return {task.id: task for task in map(from_row, rows)}
 
 
 @cache
-def _lock_sql(product: str, waiting: bool) -> Select[Any]:
+def _lock_sql(product: str, *, waiting: bool) -> Select[Any]:
     statement = select(tasks).where(_is_wanted(product)).order_by(tasks.c.id)
     return statement.with_for_update(key_share=True, skip_locked=not waiting)
 
@@ -123,12 +131,20 @@ def _is_wanted(product: str) -> ColumnElement[bool]:
 
 def lock_keys(tx: Tx, keys: Iterable[TaskKey], *, waiting: bool) -> list[Task]:
     """Lock the tasks of these keys, as `lock` does."""
-    statement = _lock_keys_sql(dialect.product(tx), waiting)
-    return [from_row(row) for row in tx.execute(statement, {"wanted": _key_rows(keys)})]
+    return ask(tx, locking_keys(keys, waiting=waiting))
+
+
+def locking_keys(keys: Iterable[TaskKey], *, waiting: bool) -> Statement[list[Task]]:
+    """The statement of `lock_keys`."""
+    return Statement(partial(_lock_keys_sql, waiting=waiting), {"wanted": _key_rows(keys)}, _in_order)
+
+
+def _in_order(rows: Sequence[Any]) -> list[Task]:
+    return [from_row(row) for row in rows]
 
 
 @cache
-def _lock_keys_sql(product: str, waiting: bool) -> Select[Any]:
+def _lock_keys_sql(product: str, *, waiting: bool) -> Select[Any]:
     found, mine = _of_keys(product)
     ids = select(mine.c.id).select_from(found).subquery("ids")
     statement = select(tasks).where(dialect.among(product, tasks.c.id, ids.c.id)).order_by(tasks.c.id)
@@ -177,10 +193,17 @@ def lock_held(tx: Tx, session_id: str) -> list[Task]:
 
 def stamp(tx: Tx) -> Stamp:
     """The time of this transaction. Taken after its last lock, so that stamps of one task are in commit order."""
-    return Stamp(*tx.execute(_STAMP).one())
+    return ask(tx, STAMPING)
 
 
-_STAMP = select(db_now(), lease_now())
+_STAMP = select(db_now().label("now"), lease_now().label("lease_now"))
+STAMPING = Statement(lambda product: _STAMP, read=lambda rows: Stamp(*rows[0]))
+"""The statement of `stamp`."""
+
+
+def drawing(count: int) -> Statement[list[int]]:
+    """The statement of `dialect.draw_numbers`."""
+    return Statement(dialect.draw_sql, {"count": count}, partial(dialect.drawn, count))
 
 
 # ---- write
@@ -208,26 +231,47 @@ def _insert_sql(product: str) -> Any:
     )
 
 
+def born(new: NewTask, number: int, at: Stamp) -> Task:
+    """A new task as it is stored under this number."""
+    row = _new_row(new, number, at)
+    return from_row([row.get(column.name) for column in tasks.columns])
+
+
 def save(tx: Tx, changed: Iterable[Task]) -> None:
     """Write tasks that this transaction has locked."""
-    tx.execute(_save_sql(dialect.product(tx)), {"after": dialect.as_rows(map(_mutable_row, changed))})
+    write(tx, [saving(changed)])
+
+
+def saving(changed: Iterable[Task]) -> Write:
+    """The statement of `save`."""
+    return Write(_save_sql, {"tasks_after": dialect.as_rows(map(_mutable_row, changed))})
 
 
 @cache
 def _save_sql(product: str) -> Any:
-    after = dialect.rows(product, "after", id=BigInteger(), **_MUTABLE)
+    after = dialect.rows(product, "tasks_after", id=BigInteger(), **_MUTABLE)
     statement, new = dialect.overwrite(product, tasks, after, "id")
     return statement.values({name: new[name] for name in _MUTABLE})
 
 
+def writing(changed: Collection[Task], gone: Collection[int]) -> list[Write]:
+    """The statements of `save` and `remove`, as far as there is something for them."""
+    return [*([saving(changed)] if changed else ()), *([removing(gone)] if gone else ())]
+
+
 def remove(tx: Tx, task_ids: Iterable[int]) -> None:
     """Delete finished tasks that this transaction has locked."""
-    tx.execute(_remove_sql(dialect.product(tx)), {"gone": _id_rows(task_ids)})
+    write(tx, [removing(task_ids)])
+
+
+def removing(task_ids: Iterable[int]) -> Write:
+    """The statement of `remove`."""
+    return Write(_remove_sql, {"tasks_gone": _id_rows(task_ids)})
 
 
 @cache
 def _remove_sql(product: str) -> Any:
-    gone = dialect.rows(product, "gone", id=BigInteger())
+    gone = dialect.rows(product, "tasks_gone", id=BigInteger())
     return delete(tasks).where(dialect.among(product, tasks.c.id, gone.c.id))
 
 
@@ -295,7 +339,7 @@ _READ: list[tuple[int, Callable[[Any], Any]]] = [
 ]
 
 
-def from_row(row: Row[Any]) -> Task:
+def from_row(row: Sequence[Any]) -> Task:
     """A task from a row that has all columns of the table in their order: it is taken apart as a whole, for speed."""
     values = tuple(row)
     fields = list(_FIELDS_OF(values))

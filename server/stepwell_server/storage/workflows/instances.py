@@ -43,6 +43,7 @@ from stepwell_server.storage.database.payloads import (
     trace_from,
     trace_to_text,
 )
+from stepwell_server.storage.database.statements import Write, write
 from stepwell_server.storage.schema.workflows import workflow_instances, workflow_labels
 from stepwell_server.storage.spine import tasks as task_store
 
@@ -108,13 +109,18 @@ def _insert_labels_sql(product: str) -> Any:
 
 def copy_status(tx: Tx, statuses: Mapping[int, InstanceStatus], at: Micros) -> None:
     """Write what the tasks of live instances say."""
+    write(tx, [copying_status(statuses, at)])
+
+
+def copying_status(statuses: Mapping[int, InstanceStatus], at: Micros) -> Write:
+    """The statement of `copy_status`."""
     rows = dialect.as_rows({"id": one, "status": status, "at": at} for one, status in statuses.items())
-    tx.execute(_copy_sql(dialect.product(tx)), {"after": rows})
+    return Write(_copy_sql, {"statuses_after": rows})
 
 
 @cache
 def _copy_sql(product: str) -> Any:
-    after = dialect.rows(product, "after", id=BigInteger(), status=Text(), at=BigInteger())
+    after = dialect.rows(product, "statuses_after", id=BigInteger(), status=Text(), at=BigInteger())
     statement, new = dialect.overwrite(product, workflow_instances, after, "id")
     return statement.values(status=new.status, updated_at=new.at)
 
@@ -150,16 +156,16 @@ def _started(row: Row[Any]) -> Started:
     return Started(from_text(row.params) or Payload(), row.created_at, trace_from(row))
 
 
-def end(tx: Tx, ends: Iterable[End]) -> None:
-    """Write how instances ended."""
-    tx.execute(_end_sql(dialect.product(tx)), dialect.with_payloads("after", map(_end_row, ends)))
+def ending(ends: Iterable[End]) -> Write:
+    """Writes how instances ended."""
+    return Write(_end_sql, dialect.with_payloads("ends", map(_end_row, ends)))
 
 
 @cache
 def _end_sql(product: str) -> Any:
     names = ("status", "output", *FAILURE, "revision", "ended_fence")
     types = {name: workflow_instances.c[name].type for name in names}
-    after = dialect.rows(product, "after", id=BigInteger(), at=BigInteger(), **types)
+    after = dialect.rows(product, "ends", id=BigInteger(), at=BigInteger(), **types)
     statement, new = dialect.overwrite(product, workflow_instances, after, "id")
     return statement.values(**{name: new[name] for name in names}, ended_at=new.at, updated_at=new.at)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -29,7 +29,7 @@ from stepwell_server.domain.values.retry import Backoff, RetryPolicy, StepPolicy
 from stepwell_server.domain.values.times import Micros
 from stepwell_server.domain.workflows.instances import Event, Step, StepStatus, StepType
 from stepwell_server.storage.database import dialect
-from stepwell_server.storage.database.database import LostRace, Tx
+from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.payloads import (
     failure_from,
     failure_row,
@@ -38,6 +38,7 @@ from stepwell_server.storage.database.payloads import (
     trace_from,
     trace_to_text,
 )
+from stepwell_server.storage.database.statements import Statement, Write
 from stepwell_server.storage.schema.spine import tasks
 from stepwell_server.storage.schema.workflows import workflow_events, workflow_steps
 
@@ -100,6 +101,33 @@ def _steps_for(product: str, given: FromClause, *same: Any) -> Select[Any]:
 
 def _is_waiting() -> ColumnElement[bool]:
     return workflow_steps.c.status == literal(StepStatus.WAITING.value, literal_execute=True)
+
+
+def steps_ahead(
+    names: Iterable[tuple[int, str]], task_ids: Iterable[int], keep: Callable[[Iterable[tuple[int, Step]]], None]
+) -> Statement[None]:
+    """What `steps_of` reads, for tasks that an earlier statement locks: only they say which run it is."""
+    named = dialect.as_rows({"task_id": task_id, "name": name} for task_id, name in names)
+    ahead = dialect.as_rows({"task_id": task_id} for task_id in task_ids)
+    given = {"steps_named": named, "steps_ahead": ahead}
+    return Statement(_ahead_sql, given, lambda rows: keep((row.task_id, step_from(row)) for row in rows))
+
+
+@cache
+def _ahead_sql(product: str) -> Any:
+    named = dialect.rows(product, "steps_named", task_id=BigInteger(), name=Text())
+    ahead = dialect.rows(product, "steps_ahead", task_id=BigInteger())
+    return union_all(
+        _steps_ahead(product, named, workflow_steps.c.name == named.c.name),
+        _steps_ahead(product, ahead, _is_waiting()),
+    )
+
+
+def _steps_ahead(product: str, given: FromClause, which: ColumnElement[bool]) -> Select[Any]:
+    joined, task = dialect.look_up(product, given, tasks, tasks.c.id == given.c.task_id)
+    same = [workflow_steps.c.task_id == task.c.id, workflow_steps.c.run_number == task.c.run_number, which]
+    joined, steps = dialect.look_up(product, joined, workflow_steps, *same)
+    return select(steps).select_from(joined)
 
 
 def changed_by_themselves(tx: Tx, runs: Iterable[RunRef]) -> list[tuple[int, Step]]:
@@ -185,15 +213,15 @@ def next_timer(tx: Tx) -> Micros | None:
 # ---- write
 
 
-def save_steps(tx: Tx, changed: Iterable[tuple[RunRef, Step]]) -> None:
-    """Store steps, new ones and changed ones alike."""
-    after = dialect.with_payloads("after", (_ref_row(run) | _step_row(step) for run, step in changed))
-    tx.execute(_save_sql(dialect.product(tx)), after)
+def saving_steps(changed: Iterable[tuple[RunRef, Step]]) -> Write:
+    """Stores steps, new ones and changed ones alike."""
+    rows = (_ref_row(run) | _step_row(step) for run, step in changed)
+    return Write(_save_sql, dialect.with_payloads("steps_after", rows))
 
 
 @cache
 def _save_sql(product: str) -> Any:
-    after = dialect.rows(product, "after", **_STEP)
+    after = dialect.rows(product, "steps_after", **_STEP)
     source = select(*(after.c[name] for name in _STEP)).where(true())
     statement = dialect.insert(product, workflow_steps).from_select(list(_STEP), source)
     changing = [name for name in _STEP if name not in (*_STEP_KEY, "position", "created_at", "type", "event_type")]
@@ -202,36 +230,33 @@ def _save_sql(product: str) -> Any:
     )
 
 
-def insert_events(tx: Tx, sent: Sequence[SentEvent]) -> None:
-    """Store new events. A request id that another transaction took meanwhile is met by looking again."""
-    fresh = dialect.with_payloads("fresh", map(_event_row, sent))
-    stored = tx.execute(_insert_events_sql(dialect.product(tx)), fresh).all()
-    if len(stored) < len(sent):
-        raise LostRace
+def inserting_events(sent: Sequence[SentEvent]) -> Write:
+    """Stores new events. A request id that another transaction took meanwhile is met by looking again."""
+    return Write(_insert_events_sql, dialect.with_payloads("events_fresh", map(_event_row, sent)), stores=len(sent))
 
 
 @cache
 def _insert_events_sql(product: str) -> Any:
-    fresh = dialect.rows(product, "fresh", **_EVENT)
+    fresh = dialect.rows(product, "events_fresh", **_EVENT)
     source = select(*(fresh.c[name] for name in _EVENT)).where(true())
     statement = dialect.insert(product, workflow_events).from_select(list(_EVENT), source)
     return statement.on_conflict_do_nothing().returning(workflow_events.c.position)
 
 
-def deliver(tx: Tx, taken: Iterable[tuple[RunRef, Event]]) -> None:
-    """Store which step took an event, and when."""
+def delivering(taken: Iterable[tuple[RunRef, Event]]) -> Write:
+    """Stores which step took an event, and when."""
     rows = dialect.as_rows(
         _ref_row(run)
         | {"position": event.position, "delivered_at": event.delivered_at, "consumed_by_step": event.consumed_by_step}
         for run, event in taken
     )
-    tx.execute(_deliver_sql(dialect.product(tx)), {"taken": rows})
+    return Write(_deliver_sql, {"events_taken": rows})
 
 
 @cache
 def _deliver_sql(product: str) -> Any:
     taken = dialect.rows(
-        product, "taken", **_RUN, position=BigInteger(), delivered_at=BigInteger(), consumed_by_step=Text()
+        product, "events_taken", **_RUN, position=BigInteger(), delivered_at=BigInteger(), consumed_by_step=Text()
     )
     statement, new = dialect.overwrite(product, workflow_events, taken, "task_id", "run_number", "position")
     return statement.values(delivered_at=new.delivered_at, consumed_by_step=new.consumed_by_step)
@@ -278,7 +303,7 @@ def _step_row(step: Step) -> dict[str, Any]:
     return row
 
 
-def step_from(row: Row[Any]) -> Step:
+def step_from(row: Any) -> Step:
     """A step from its row."""
     policy = None
     if row.timeout is not None:
