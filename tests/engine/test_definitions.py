@@ -404,6 +404,30 @@ async def test_a_replica_believes_a_definition_until_it_hears_of_another(pair: t
     assert (await known.require(ORDER)).settings["color"] == "green"
 
 
+async def test_a_definition_that_changes_while_it_is_read_is_not_believed(
+    sites: tuple[Site, Site], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The hint of the change finds nothing to drop yet, and the reading has seen the definition before it."""
+    here, _ = sites
+    await here.come("worker", RED)
+    registry, read, readings = here.spine.replica.registry, handlers.registered, []
+
+    def reading(tx: Tx, handler: Handler) -> Any:
+        found = read(tx, handler)
+        readings.append(handler)
+        if len(readings) == 1:
+            registry.redefined([handler])
+        return found
+
+    monkeypatch.setattr(handlers, "registered", reading)
+    registry.redefined(None)
+
+    for _ in range(3):
+        assert (await registry.require(ORDER)).settings["color"] == "red"
+
+    assert len(readings) == 2
+
+
 async def test_a_handler_that_only_older_servers_registered_has_the_defaults(spine: Spine) -> None:
     older = Handler("default", TaskKind.WORKFLOW, "older")
     await spine.db.run_tx(lambda tx: handlers.register(tx, [older]))

@@ -37,6 +37,8 @@ class Registry:
         self._believed_until: dict[str, float] = {}
         self._definitions: dict[Handler, tuple[Definition, float]] = {}
         """Definitions in force, and until when they are believed."""
+        self._readings: dict[Handler, object] = {}
+        """The newest reading of a definition that is under way, unless the definition has changed since it began."""
 
     def forget(self, namespace: str) -> None:
         """The namespace was changed here: ask for its limits again."""
@@ -46,6 +48,8 @@ class Registry:
         """These handlers may have other definitions now; None: any may."""
         for handler in list(self._definitions) if changed is None else changed:
             self._definitions.pop(handler, None)
+        for handler in list(self._readings) if changed is None else changed:
+            self._readings.pop(handler, None)
 
     async def require(self, handler: Handler) -> Definition:
         """The definition in force, which may be some seconds old where no hint has come of a newer one.
@@ -55,11 +59,18 @@ class Registry:
         now = asyncio.get_running_loop().time()
         definition, believed_until = self._definitions.get(handler, (None, 0.0))
         if definition is None or believed_until <= now:
-            found = await self._db.run_tx(lambda tx: handlers.registered(tx, handler), READ)
+            reading = self._readings[handler] = object()
+            try:
+                found = await self._db.run_tx(lambda tx: handlers.registered(tx, handler), READ)
+            finally:
+                is_newest = self._readings.get(handler) is reading
+                if is_newest:
+                    del self._readings[handler]
             await self._check(handler, found is not None)
             assert found is not None
             definition = found.definition or Definition.of({}, self._kinds[handler.kind].defaults)
-            self._definitions[handler] = definition, now + FRESH
+            if is_newest:
+                self._definitions[handler] = definition, now + FRESH
         return definition
 
     async def use(self, handler: Handler) -> None:

@@ -18,7 +18,6 @@ from stepwell_server.engine.workflows.reads import Reads
 from stepwell_server.storage.database.database import READ, Database, Tx
 from stepwell_server.storage.workflows import instances as workflows
 
-"""How much that users have made is read at once, to be sent in one message."""
 PAUSE = 0.5
 """Seconds before the database is asked again after it did not answer."""
 REMEMBERED = 20_000
