@@ -57,8 +57,19 @@ def explain_prepared(tx: Tx, statement: str, parameters: Sequence[Any]) -> Plan:
 def _literal(value: Any) -> str:
     if value is None:
         return "NULL"
-    text = f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
-    return "'" + text.replace("'", "''") + "'"
+    return "'" + _text(value).replace("'", "''") + "'"
+
+
+def _text(value: Any) -> str:
+    """A value as PostgreSQL reads it from text."""
+    if isinstance(value, list):
+        return "{" + ",".join("NULL" if one is None else _quoted(_text(one)) for one in value) + "}"
+    return f"\\x{value.hex()}" if isinstance(value, bytes) else str(value)
+
+
+def _quoted(element: str) -> str:
+    escaped = element.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
 def nodes(plan: Plan) -> list[Plan]:

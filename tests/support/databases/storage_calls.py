@@ -116,7 +116,7 @@ def _writes(tx: Tx, position: int) -> list[Write]:
         workflows.ending([End(one, InstanceStatus.COMPLETE, 1, 1) for one in IDS[:2]]),
         workflows.copying_status(dict.fromkeys(IDS[2:], InstanceStatus.PAUSED), 1),
         hooks.ending(map(_end, IDS)),
-        *tasks.writing(others or [first], [first.id] if others else []),
+        *tasks.writing(others or [first], [first.id if others else 0]),  # it is one statement whatever is there
     ]
 
 

@@ -21,7 +21,7 @@ from stepwell_server.domain.values.errors import StepwellError
 from stepwell_server.engine.spine.assignments import Ask, Assignment, Claimed
 from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.statements import Statement, Write
-from stepwell_server.storage.spine.fates import Fate
+from stepwell_server.storage.spine.fates import Fate, Kept
 from stepwell_server.storage.spine.tasks import Stamp, TaskKey
 
 _SMALL = 200
@@ -135,6 +135,8 @@ class Group:
     by_key: dict[TaskKey, int] = field(default_factory=dict)
     numbers: Iterator[int] = field(default_factory=lambda: iter(()))
     """New ones, as many as the calls need, in their order."""
+    kept: Mapping[TaskKind, Kept] = field(default_factory=dict)
+    """Rows of ended tasks, of the kinds that keep them."""
     changed: dict[int, Task] = field(default_factory=dict)
     removed: set[int] = field(default_factory=set)
     fresh: dict[TaskKey, NewTask] = field(default_factory=dict)
@@ -178,7 +180,8 @@ class Group:
         """Keep what became of the task of a piece of work."""
         if work.ending is not None:
             handler = work.task.handler
-            self.fates[work.task.id] = Fate(handler.kind, handler.namespace, True, work.ending.fence)
+            if handler.kind in self.kept:  # as in a later group, which would find no fate of any other
+                self.fates[work.task.id] = Fate(handler.kind, handler.namespace, True, work.ending.fence)
             self.remove(work.task)
         elif work.task != before:
             self.put(work.task)

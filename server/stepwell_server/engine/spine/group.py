@@ -21,7 +21,6 @@ from stepwell_server.storage.database.database import Tx
 from stepwell_server.storage.database.statements import Statement, ask_together, write
 from stepwell_server.storage.spine import fates
 from stepwell_server.storage.spine import tasks as store
-from stepwell_server.storage.spine.fates import Kept
 from stepwell_server.storage.spine.tasks import Stamp, TaskKey
 from stepwell_server.storage.spine.wakes import HandlerWake
 
@@ -38,11 +37,11 @@ class GroupResult:
 def run_group(tx: Tx, calls: Sequence[HotCall], kinds: Kinds, rules: Rules, *, waiting: bool) -> GroupResult:
     """Lock, stamp, read, decide every call, write, claim: a few statements each, however many calls there are."""
     measured = Measured()
-    group = _open(tx, calls, kinds.books(rules), rules, waiting=waiting)
+    group = _open(tx, calls, kinds, rules, waiting=waiting)
     measured.end(Stage.LOCK)
     asked = asked_by(calls)
     recalled = recall(tx, calls, asked) if asked else {}
-    _read(tx, group, calls, recalled, kinds.kept())
+    _read(tx, group, calls, recalled)
     measured.end(Stage.READ)
     decided = _decide(group, calls, recalled)
     measured.end(Stage.DECIDE)
@@ -61,7 +60,8 @@ def run_group(tx: Tx, calls: Sequence[HotCall], kinds: Kinds, rules: Rules, *, w
     return GroupResult(answers, committed_of(group, born), measured)
 
 
-def _open(tx: Tx, calls: Sequence[HotCall], books: Mapping[TaskKind, Book], rules: Rules, *, waiting: bool) -> Group:
+def _open(tx: Tx, calls: Sequence[HotCall], kinds: Kinds, rules: Rules, *, waiting: bool) -> Group:
+    books = kinds.books(rules)
     ids = {task_id for call in calls for task_id in call.task_ids}
     keys = {key for call in calls for key in call.task_keys}
     found = ask_together(tx, _asked(calls, ids, keys, books, waiting=waiting))
@@ -73,7 +73,8 @@ def _open(tx: Tx, calls: Sequence[HotCall], books: Mapping[TaskKind, Book], rule
         elsewhere |= store.existing(tx, missing) if missing else set()
         elsewhere |= store.existing_keys(tx, unseen) if unseen else set()
     named = {key: task.id for key, task in by_key.items()}
-    return Group(rules, found["stamp"], locked, frozenset(elsewhere), books, named, iter(found.get("numbers", ())))
+    numbers = iter(found.get("numbers", ()))
+    return Group(rules, found["stamp"], locked, frozenset(elsewhere), books, named, numbers, kinds.kept())
 
 
 def _asked(
@@ -98,16 +99,14 @@ def _asked(
     return asked
 
 
-def _read(
-    tx: Tx, group: Group, calls: Sequence[HotCall], recalled: Mapping[int, Any], kept: Mapping[TaskKind, Kept]
-) -> None:
+def _read(tx: Tx, group: Group, calls: Sequence[HotCall], recalled: Mapping[int, Any]) -> None:
     for place, call in enumerate(calls):
         if place not in recalled and not _is_stuck(call, group):
             call.want(group)
     for book in group.books.values():
         book.read(tx, group)
     if group.fates_wanted:
-        group.fates = fates.read(tx, group.fates_wanted, kept)
+        group.fates = fates.read(tx, group.fates_wanted, group.kept)
 
 
 def _decide(group: Group, calls: Sequence[HotCall], recalled: Mapping[int, Any]) -> list[Any]:
